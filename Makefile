@@ -1,0 +1,40 @@
+# The only door to this repository. `make serve` and `make test` need nothing but
+# Python 3.11+ and its venv module; everything else they bring themselves.
+
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+ARGS   ?=
+
+.PHONY: setup serve test lint fmt bench check clean
+.DEFAULT_GOAL := check
+
+$(VENV)/.done: pyproject.toml constraints.txt scripts/setup
+	PYTHON=$(PYTHON) VENV=$(VENV) scripts/setup
+	touch $@
+
+setup: $(VENV)/.done ## make .venv and install what is pinned
+
+serve: setup ## serve the embedded model on http://127.0.0.1:8000
+	$(BIN)/drumline serve $(ARGS)
+
+test: setup ## run the tests
+	HF_HUB_OFFLINE=1 $(BIN)/pytest $(ARGS)
+
+lint: setup ## formatting, lint, types, room contracts
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+fmt: setup ## format in place
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: setup ## benchmarks, as a table and as JSON in benchmarks/results
+	$(BIN)/python benchmarks/run.py $(ARGS)
+
+check: lint test ## what must be green before a commit
+
+clean:
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache

@@ -1,0 +1,4 @@
+"""Load generation and its tables.
+
+It knows no engine internals.
+"""

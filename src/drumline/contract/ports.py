@@ -1,0 +1,116 @@
+"""The Protocols through which everything enters a round, wired in `rank`.
+
+The control plane is a deterministic function of what these return; a recorder is
+one wrapper of each.
+"""
+
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Protocol
+
+from msgspec import Struct
+
+from drumline.contract.arrays import NO_INTS, IntArray
+from drumline.contract.messages import CallReply, Message
+from drumline.contract.outputs import Load, OutputColumns
+from drumline.contract.plan import Plan
+from drumline.contract.request import Admission
+from drumline.contract.result import ForwardResult
+
+
+class Clock(Protocol):
+    """Time, as far as the control plane may know it."""
+
+    def now_us(self) -> int:
+        """Return monotonic microseconds."""
+
+
+class Reduce(StrEnum):
+    """How values of several ranks become one."""
+
+    MIN = "min"
+    MAX = "max"
+    SUM = "sum"
+
+
+class Group(Protocol):
+    """A fixed set of ranks that exchange values in step.
+
+    Collective: every member calls the same operation in the same round. Raises
+    PeerError when a member is gone or is in another exchange.
+    """
+
+    @property
+    def index(self) -> int:
+        """This rank's place among the members, from 0."""
+
+    @property
+    def size(self) -> int:
+        """How many members there are."""
+
+    def all_gather(self, payload: bytes) -> list[bytes]:
+        """Return every member's payload, in member order."""
+
+    def all_gather_ints(self, row: Sequence[int]) -> list[list[int]]:
+        """Return every member's row of 64-bit ints, in member order; all of one length."""
+
+    def all_reduce(self, values: Sequence[int], how: Reduce) -> list[int]:
+        """Return the element-wise reduction of every member's values."""
+
+    def broadcast(self, root: int, payload: bytes) -> bytes:
+        """Return the payload of member `root`; what the others pass is ignored."""
+
+
+class Frontend(Protocol):
+    """The link to the frontend, held by the replica's first member.
+
+    Thread: called by the control thread only; encoding and I/O happen on the
+    link's own thread.
+    """
+
+    @property
+    def closed(self) -> bool:
+        """The frontend is gone: no message will arrive again."""
+
+    def receive(self, wait_s: float) -> list[Message]:
+        """Return what arrived, in order. Waits up to `wait_s` for the first message."""
+
+    def send(self, outputs: OutputColumns, load: Load) -> None:
+        """Send one round's outputs with the load; with no outputs, the load alone."""
+
+    def reply(self, reply: CallReply) -> None:
+        """Send a control operation's answer."""
+
+
+class LogprobPlan(Struct, frozen=True, eq=False):
+    """Which batch indices want log probabilities, and how many of the best beside each."""
+
+    indices: IntArray = NO_INTS
+    top: IntArray = NO_INTS
+
+
+class Dispatch(Struct, frozen=True, eq=False):
+    """What a round hands the data plane besides its plan."""
+
+    logprobs: LogprobPlan | None = None
+
+
+class DataPlane(Protocol):
+    """The device side: the closed list of what the control plane may ask of it.
+
+    Operations are queued for the forward thread in call order, and none but
+    `complete` waits. Every operation raises InvariantError once the forward
+    thread has failed.
+    """
+
+    def admit(self, requests: Sequence[Admission]) -> None:
+        """Learn requests, before a plan names them."""
+
+    def execute(self, plan: Plan, dispatch: Dispatch) -> int | None:
+        """Carry out a plan; returns the ticket of its forward, or None without a batch."""
+
+    def complete(self, ticket: int) -> ForwardResult:
+        """Wait for a forward's results. Tickets are completed in order, each once."""
+
+    def release(self, rids: Sequence[str]) -> None:
+        """Forget ended requests, behind the forwards that read what they hold."""

@@ -1,0 +1,62 @@
+"""What the device builder found and resolved: plain values, kept for ever."""
+
+from enum import StrEnum
+
+from msgspec import Struct
+
+
+class AttentionKind(StrEnum):
+    """How a cache group is read."""
+
+    FULL = "full"
+    SLIDING_WINDOW = "sliding_window"
+    STATE = "state"
+
+
+class CacheGroup(Struct, frozen=True, kw_only=True):
+    """Layers that share a block table.
+
+    A block holds `block_tokens` tokens of the group. `blocks_per_parent` blocks
+    share one parent, the unit in which the pool is divided among groups.
+    """
+
+    group_id: str
+    kind: AttentionKind = AttentionKind.FULL
+    block_tokens: int
+    window_tokens: int | None = None
+    blocks_per_parent: int = 1
+
+
+class ModelFacts(Struct, frozen=True, kw_only=True):
+    """What the checkpoint says of itself."""
+
+    name: str
+    architecture: str
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: tuple[int, ...]
+    dtype: str
+    """What it is computed in: `float32`, `bfloat16` or `float16`."""
+
+
+class DeviceSpecs(Struct, frozen=True, kw_only=True):
+    """The geometry the control plane plans with."""
+
+    model: ModelFacts
+    groups: tuple[CacheGroup, ...]
+    num_pages: int
+    """Parents in the device pool, the null page 0 included."""
+    bytes_per_page: int
+    prefix_granularity: int
+    max_rows: int
+    """Requests that may hold a pool row; rows are 1 … max_rows, row 0 is never given."""
+    max_scheduled_tokens: int
+    """Tokens one forward may feed."""
+    backend: str
+    """Which kernels run, for the log and `/server_info`."""
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens the pool holds if one group fills it."""
+        group = self.groups[0]
+        return (self.num_pages - 1) * group.blocks_per_parent * group.block_tokens

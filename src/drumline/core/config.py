@@ -1,0 +1,225 @@
+"""What an operator may choose, in one tree of structs; flags are derived from it.
+
+A field is a flag: `max_model_len` is `--max-model-len`. Its other spellings stand
+in the field's `extra`, under `flags`, so that the users of other engines find
+what they know. What is computed from these choices (pool sizes, limits) is not
+here: see `contract.specs`.
+
+Structs check their limits when they are converted (`msgspec.convert`), not when
+they are constructed.
+"""
+
+from enum import StrEnum
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from drumline.core.errors import ConfigError
+
+Port = Annotated[int, Meta(ge=0, le=65535)]
+Positive = Annotated[int, Meta(ge=1)]
+Share = Annotated[float, Meta(gt=0.0, le=1.0)]
+
+
+def _flags(*names: str) -> dict[str, list[str]]:
+    return {"flags": list(names)}
+
+
+class Dtype(StrEnum):
+    """What weights and activations are computed in."""
+
+    AUTO = "auto"
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+    FLOAT32 = "float32"
+
+
+class LogLevel(StrEnum):
+    """How much a process says."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+class ModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which model, and how it is computed."""
+
+    model: Annotated[
+        str | None,
+        Meta(
+            description="a directory with safetensors, a GGUF file or a hub id; "
+            "without it the embedded SmolLM2-135M-Instruct is served",
+            extra=_flags("--model-path"),
+        ),
+    ] = None
+    served_model_name: Annotated[
+        tuple[str, ...],
+        Meta(description="names clients may use; the first is the one reported"),
+    ] = ()
+    dtype: Annotated[
+        Dtype,
+        Meta(
+            description="auto follows the checkpoint where the device computes it natively, "
+            "else float32"
+        ),
+    ] = Dtype.AUTO
+    max_model_len: Annotated[
+        Positive | None,
+        Meta(
+            description="longest prompt plus answer, in tokens; the model's own by default",
+            extra=_flags("--context-length"),
+        ),
+    ] = None
+    seed: Annotated[
+        int,
+        Meta(
+            description="seed of what is random without a seed of its own",
+            extra=_flags("--random-seed"),
+        ),
+    ] = 0
+
+
+class CacheConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How much KV memory there is, and how it is shared."""
+
+    kv_cache_size: Annotated[
+        str,
+        Meta(
+            description="memory for KV pages, such as 2GiB or 512MiB",
+            extra=_flags("--kv-cache-memory-bytes"),
+        ),
+    ] = "2GiB"
+    gpu_memory_utilization: Annotated[
+        Share | None,
+        Meta(
+            description="share of the device's memory (on a CPU, of the available memory) "
+            "to use in place of --kv-cache-size",
+            extra=_flags("--mem-fraction-static"),
+        ),
+    ] = None
+    max_total_tokens: Annotated[
+        Positive | None,
+        Meta(description="KV pool in tokens, in place of --kv-cache-size"),
+    ] = None
+    prefix_granularity: Annotated[
+        Positive,
+        Meta(
+            description="tokens per hashed prefix page; a multiple of the device page",
+            extra=_flags("--block-size", "--page-size"),
+        ),
+    ] = 64
+    prefix_caching: Annotated[
+        bool,
+        Meta(
+            description="reuse the KV pages of prefixes computed before",
+            extra={
+                "off": [
+                    "--disable-prefix-caching",
+                    "--no-enable-prefix-caching",
+                    "--disable-radix-cache",
+                ],
+                "flags": ["--enable-prefix-caching"],
+            },
+        ),
+    ] = True
+
+
+class ScheduleConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a round may hold."""
+
+    max_num_seqs: Annotated[
+        Positive,
+        Meta(
+            description="requests that run at the same time",
+            extra=_flags("--max-running-requests"),
+        ),
+    ] = 160
+    chunked_prefill_size: Annotated[
+        Positive,
+        Meta(
+            description="tokens a round may compute; longer prompts are cut into chunks",
+            extra=_flags("--max-num-batched-tokens"),
+        ),
+    ] = 2048
+    overlap_schedule: Annotated[
+        bool,
+        Meta(
+            description="plan a round while the forward before it still runs",
+            extra={
+                "off": ["--disable-overlap-schedule", "--no-async-scheduling"],
+            },
+        ),
+    ] = True
+    mixed_batch: Annotated[
+        bool,
+        Meta(
+            description="let prefill and decode rows share a batch",
+            extra={
+                "flags": ["--enable-mixed-batch", "--enable-mixed-chunk"],
+                "off": ["--disable-mixed-batch"],
+            },
+        ),
+    ] = True
+
+    @property
+    def in_flight_depth(self) -> int:
+        """Forwards dispatched ahead of their commit; a performance knob only."""
+        return int(self.overlap_schedule)
+
+
+class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where the engine is reached, and how it starts and stops."""
+
+    host: Annotated[str, Meta(description="address to bind")] = "127.0.0.1"
+    port: Annotated[Port, Meta(description="port to bind; 0 takes a free one")] = 8000
+    max_body_bytes: Annotated[Positive, Meta(description="largest request body that is read")] = (
+        32 * 1024 * 1024
+    )
+    drain_timeout: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description="seconds that running requests get to finish on shutdown",
+            extra=_flags("--shutdown-timeout"),
+        ),
+    ] = 30.0
+    startup_timeout: Annotated[
+        float,
+        Meta(
+            gt=0,
+            description="seconds until an engine that is not ready counts as failed",
+            extra=_flags("--engine-startup-timeout"),
+        ),
+    ] = 3600.0
+    log_level: Annotated[LogLevel, Meta(description="how much is logged")] = LogLevel.INFO
+
+
+class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything an operator may choose."""
+
+    model: ModelConfig = ModelConfig()
+    cache: CacheConfig = CacheConfig()
+    schedule: ScheduleConfig = ScheduleConfig()
+    server: ServerConfig = ServerConfig()
+
+
+_UNITS = {"": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
+
+
+def parse_bytes(setting: str, text: str) -> int:
+    """Return the bytes that `text` (`2GiB`, `512 MiB`, `1000000`) names.
+
+    Raises ConfigError naming `setting` when it names none.
+    """
+    stripped = text.strip()
+    digits = stripped.rstrip("KMGiBkmgb ")
+    unit = stripped[len(digits) :].strip().lower()
+    try:
+        size = int(float(digits) * _UNITS[unit])
+    except (KeyError, ValueError, OverflowError):
+        raise ConfigError(setting, f"{text!r} is no size; write it as 2GiB or 512MiB") from None
+    if size <= 0:
+        raise ConfigError(setting, f"{text!r} is no size above zero")
+    return size

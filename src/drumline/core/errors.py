@@ -1,0 +1,50 @@
+"""The errors drumline raises, sorted by whose fault they are.
+
+* DrumlineError
+  - ConfigError     the operator's: refuse to start, name the setting
+  - RequestError    one client's: answer it with a status, serve on
+  - PeerError       another process's: its work fails or is retried, serve on
+  - InvariantError  ours: the rank stops loudly
+
+None derives from ValueError or TypeError: msgspec folds those two into its own
+ValidationError when they are raised while a struct is being built.
+"""
+
+
+class DrumlineError(Exception):
+    """Anything drumline raises on purpose."""
+
+
+class ConfigError(DrumlineError):
+    """What the operator asked for cannot be done; `setting` names the flag or file."""
+
+    def __init__(self, setting: str, reason: str) -> None:
+        super().__init__(f"{setting}: {reason}")
+        self.setting = setting
+        self.reason = reason
+
+
+class RequestError(DrumlineError):
+    """One client's request cannot be served; `status` is the HTTP status it gets."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+
+
+class PeerError(DrumlineError):
+    """Another process broke its side of an exchange, or went away."""
+
+
+class InvariantError(DrumlineError):
+    """drumline broke a promise of its own; serving cannot go on."""

@@ -1,0 +1,55 @@
+"""Hashes that must be the same on every rank and in every process.
+
+A prefix page's identity is a chained SHA-256: a page's digest covers the digest
+of the page before it, so equal digests mean equal prefixes. The framing is the
+published TokenSpeed scheduler's, all integers u32 little-endian: length of the prior
+digest, that digest, token count, tokens; then, for a namespace (a cache salt),
+the count of extra keys and each as length and bytes.
+"""
+
+import hashlib
+import struct
+
+import numpy as np
+import numpy.typing as npt
+
+DIGEST_BYTES = 32
+
+_NO_PRIOR = b"\0\0\0\0"
+_PRIOR = struct.pack("<I", DIGEST_BYTES)
+
+
+def extra_keys(salt: str) -> bytes:
+    """Return the framed extra keys of a cache namespace; empty for the shared one."""
+    if not salt:
+        return b""
+    key = salt.encode()
+    return struct.pack("<II", 1, len(key)) + key
+
+
+def page_digest(prior: bytes, tokens: npt.NDArray[np.int32], extra: bytes = b"") -> bytes:
+    """Return the digest of the page that holds `tokens` behind the page of digest `prior`.
+
+    `prior` is empty for a prompt's first page. A partial page (a tail) is hashed
+    like a full one, over the tokens it has.
+    """
+    head = (_PRIOR + prior) if prior else _NO_PRIOR
+    return hashlib.sha256(
+        b"".join((head, struct.pack("<I", len(tokens)), tokens.tobytes(), extra))
+    ).digest()
+
+
+def page_digests(
+    tokens: npt.NDArray[np.int32], granularity: int, extra: bytes = b"", prior: bytes = b""
+) -> bytes:
+    """Return the digests of all full pages of `tokens`, 32 bytes each, concatenated."""
+    data = np.ascontiguousarray(tokens, np.int32).data.cast("B")
+    step = granularity * 4
+    count = struct.pack("<I", granularity)
+    digests = []
+    sha256 = hashlib.sha256
+    for start in range(0, len(tokens) // granularity * step, step):
+        head = (_PRIOR + prior) if prior else _NO_PRIOR
+        prior = sha256(b"".join((head, count, data[start : start + step], extra))).digest()
+        digests.append(prior)
+    return b"".join(digests)

@@ -1,0 +1,4 @@
+"""Everything that touches the accelerator: models, caches, kernels, the forward thread.
+
+It knows neither the scheduler, nor the wire, nor the mesh.
+"""

@@ -1,0 +1,4 @@
+"""Compiling grammars and matching tokens against them.
+
+It knows neither requests nor scheduling.
+"""

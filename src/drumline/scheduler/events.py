@@ -1,0 +1,63 @@
+"""What goes into the scheduler: requests, and what happened to them since the last plan."""
+
+from msgspec import Struct
+
+from drumline.contract.arrays import IntArray
+from drumline.core.errors import InvariantError
+
+
+class RequestSpec(Struct, frozen=True, kw_only=True, eq=False):
+    """A request as the scheduler plans it.
+
+    `max_new_tokens` is 0 where the request declares no bound. `page_digests` are the
+    32-byte digests of the prompt's full prefix pages, concatenated; empty, the
+    scheduler computes them.
+    """
+
+    rid: str
+    tokens: IntArray
+    max_new_tokens: int = 0
+    max_cached_prefix_tokens: int = (1 << 31) - 1
+    page_digests: bytes = b""
+    cache_salt: str = ""
+
+
+class Results(Struct, frozen=True, eq=False):
+    """A committed forward's tokens, by the rows of its batch.
+
+    One entry a batch row in `rows`, `generations` and `counts`; `tokens` is flat.
+    Rows whose generation has passed belong to requests that are gone: ignored.
+    """
+
+    rows: IntArray
+    generations: IntArray
+    counts: IntArray
+    tokens: IntArray
+
+
+class Finished(Struct, frozen=True):
+    """The request ended by itself; its pages stay findable. Unknown rids are ignored."""
+
+    rid: str
+
+
+class Aborted(Struct, frozen=True):
+    """The request is over now; nothing of it is published. Unknown rids are ignored."""
+
+    rid: str
+
+
+Event = Results | Finished | Aborted
+
+
+class IllegalTransitionError(InvariantError):
+    """An event met a request in a state that cannot take it; nothing changed."""
+
+
+class Sizes(Struct, frozen=True):
+    """How many requests are in which state."""
+
+    waiting: int
+    prefilling: int
+    decoding: int
+    finishing: int

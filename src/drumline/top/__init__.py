@@ -1,0 +1,4 @@
+"""The terminal view of a running engine.
+
+It knows no engine internals.
+"""
