@@ -170,13 +170,18 @@ class ScheduleConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where the engine is reached, and how it starts and stops."""
+    """Where the HTTP server is reached, and what it takes in."""
 
     host: Annotated[str, Meta(description="address to bind")] = "127.0.0.1"
     port: Annotated[Port, Meta(description="port to bind; 0 takes a free one")] = 8000
     max_body_bytes: Annotated[Positive, Meta(description="largest request body that is read")] = (
         32 * 1024 * 1024
     )
+
+
+class ProcessConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How the engine's processes start, stop and speak."""
+
     drain_timeout: Annotated[
         float,
         Meta(
@@ -203,6 +208,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     cache: CacheConfig = CacheConfig()
     schedule: ScheduleConfig = ScheduleConfig()
     server: ServerConfig = ServerConfig()
+    process: ProcessConfig = ProcessConfig()
 
 
 _UNITS = {"": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
