@@ -1,0 +1,4 @@
+"""Text and token ids: tokenizers, incremental decoding, stop strings, chat templates.
+
+It knows neither HTTP nor the engine.
+"""

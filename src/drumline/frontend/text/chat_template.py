@@ -1,0 +1,110 @@
+"""A model's chat template: a conversation to the prompt that the model was trained on.
+
+Templates come with checkpoints and are not trusted: they run in Jinja's immutable
+sandbox. They see what the publishers of models write them for: `messages`,
+`tools`, `add_generation_prompt`, `bos_token`, `eos_token`, `raise_exception`,
+`strftime_now`, a `tojson` that keeps Unicode, `break` and `continue`, and the
+`generation` block, which only marks text.
+"""
+
+import datetime
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+import jinja2.sandbox
+
+from drumline.core.clock import SystemClock
+from drumline.core.errors import ConfigError, RequestError
+
+
+class _Generation(jinja2.ext.Extension):
+    """`{% generation %}…{% endgeneration %}`: the text inside, unchanged."""
+
+    # Jinja knows extensions only as subclasses.
+    tags = {"generation"}  # noqa: RUF012 (as Jinja declares it)
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class ChatTemplate:
+    """A compiled template."""
+
+    __slots__ = ("_template", "_tokens")
+
+    def __init__(
+        self, source: str, *, bos_token: str, eos_token: str, clock: SystemClock | None = None
+    ) -> None:
+        """Compile `source`. Raises ConfigError where it is no template."""
+        wall = clock or SystemClock()
+
+        def strftime_now(layout: str) -> str:
+            return datetime.datetime.fromtimestamp(wall.wall_s()).strftime(layout)
+
+        environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=["jinja2.ext.loopcontrols", _Generation],
+        )
+        environment.filters["tojson"] = _to_json
+        environment.globals["raise_exception"] = _raise_exception
+        environment.globals["strftime_now"] = strftime_now
+        try:
+            self._template = environment.from_string(source)
+        except jinja2.TemplateSyntaxError as error:
+            raise ConfigError(
+                "chat template", f"line {error.lineno} is no Jinja: {error.message}"
+            ) from error
+        self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        **variables: Any,
+    ) -> str:
+        """Return the prompt of the conversation.
+
+        Raises RequestError 400 where the template refuses it or cannot cope with it.
+        """
+        try:
+            return self._template.render(
+                {
+                    **self._tokens,
+                    "tools": None,
+                    **variables,
+                    "messages": messages,
+                    "add_generation_prompt": add_generation_prompt,
+                }
+            )
+        except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
+            raise RequestError(
+                400,
+                f"the model's chat template refuses these messages: {error}",
+                param="messages",
+                code="invalid_messages",
+            ) from error
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    # Jinja's own filter escapes HTML and non-ASCII, which models were not trained on.
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )

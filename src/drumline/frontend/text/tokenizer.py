@@ -1,0 +1,103 @@
+"""A model's tokenizer: text to ids, and the bytes each id stands for.
+
+It wraps a `tokenizers` pipeline that `gguf_tokenizer` or `directory_tokenizer`
+built. It does not know where the pipeline came from, and loads no torch.
+"""
+
+import tokenizers
+from msgspec import Struct
+
+from drumline.frontend.text.pieces import Alphabet, byte_piece, piece_bytes
+
+
+class TextFacts(Struct, frozen=True, kw_only=True):
+    """What a checkpoint says about its text beside the vocabulary."""
+
+    alphabet: Alphabet
+    drops_first_space: bool = False
+    """A text's first space was put there by the tokenizer and is not the text's."""
+    bos_token: str = ""
+    eos_token: str = ""
+    eos_ids: frozenset[int] = frozenset()
+    """Ids at which the model ends its turn."""
+    chat_template: str | None = None
+
+
+class Tokenizer:
+    """Text to ids and ids to bytes.
+
+    Thread: `encode` may be called from any thread and lets others run meanwhile;
+    everything else belongs to one thread.
+    """
+
+    __slots__ = (
+        "_keeps_text",
+        "_longest",
+        "_pieces",
+        "_pipeline",
+        "_special",
+        "_unspelled",
+        "facts",
+        "vocab_size",
+    )
+
+    def __init__(self, pipeline: tokenizers.Tokenizer, facts: TextFacts) -> None:
+        added = pipeline.get_added_tokens_decoder()
+        self._pipeline = pipeline
+        self._special = frozenset(id_ for id_, token in added.items() if token.special)
+        self._keeps_text = (
+            facts.alphabet is Alphabet.BYTE_LEVEL
+            and pipeline.normalizer is None
+            and not any(token.lstrip or token.rstrip for token in added.values())
+        )
+        # A vocabulary need not spell every byte; what it lacks vanishes when text is encoded.
+        self._unspelled = "".join(
+            chr(byte) for byte in range(128) if pipeline.token_to_id(byte_piece(byte)) is None
+        )
+        self._pieces: dict[int, bytes] = {}
+        self._longest = 0
+        self.facts = facts
+        self.vocab_size: int = max(pipeline.get_vocab_size(), max(added, default=0) + 1)
+
+    def encode(self, text: str, *, add_special: bool) -> list[int]:
+        """Return the ids of `text`; with `add_special`, inside what the model wants around it.
+
+        Names of special tokens in the text become those tokens. A chat template
+        writes the special tokens itself, so its text is encoded without.
+        """
+        # The batch call is the one that releases the GIL and skips computing offsets.
+        encodings = self._pipeline.encode_batch_fast([text], add_special_tokens=add_special)
+        ids: list[int] = encodings[0].ids
+        return ids
+
+    def fewest_tokens(self, text: str) -> int:
+        """Return a number of tokens that `text` has at least, without tokenizing it.
+
+        Zero where nothing can be said because the tokenizer rewrites text first.
+        """
+        if not self._keeps_text:
+            return 0
+        if not self._longest:
+            alphabet = self.facts.alphabet
+            vocabulary = self._pipeline.get_vocab(with_added_tokens=True)
+            self._longest = max(len(piece_bytes(piece, alphabet)) for piece in vocabulary)
+        spelled = len(text) - sum(map(text.count, self._unspelled))
+        return spelled // self._longest
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether the id marks structure and is no text."""
+        return token_id in self._special
+
+    def piece(self, token_id: int) -> bytes:
+        """Return the bytes the id stands for; none for an id outside the vocabulary."""
+        found = self._pieces.get(token_id)
+        if found is None:
+            text = self._pipeline.id_to_token(token_id)
+            found = b"" if text is None else piece_bytes(text, self.facts.alphabet)
+            self._pieces[token_id] = found
+        return found
+
+    def id_of(self, piece: str) -> int | None:
+        """Return the id of a piece as the vocabulary spells it."""
+        found: int | None = self._pipeline.token_to_id(piece)
+        return found

@@ -1,0 +1,71 @@
+"""Chat templates render as their publishers expect, and cannot reach out of their sandbox."""
+
+import datetime
+
+import pytest
+
+from drumline.core.errors import ConfigError, RequestError
+from drumline.frontend.text.chat_template import ChatTemplate
+
+HELLO = [{"role": "user", "content": "Hi <b>&ü"}]
+
+
+def template(source, **options):
+    return ChatTemplate(source, bos_token="<s>", eos_token="</s>", **options)
+
+
+def test_the_embedded_template_renders_a_conversation(embedded):
+    prompt = ChatTemplate(
+        embedded.facts.chat_template, bos_token="<|im_start|>", eos_token="<|im_end|>"
+    ).render([{"role": "system", "content": "Be brief."}, *HELLO])
+    assert prompt == (
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi <b>&ü<|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
+
+
+def test_templates_get_what_they_are_written_for():
+    source = (
+        "{{ bos_token }}{% for m in messages %}{% if loop.index > 1 %}{% break %}{% endif %}"
+        "{{ m.content | tojson }}{% endfor %}{% if add_generation_prompt %}"
+        "{% generation %}go{% endgeneration %}{% endif %}{{ eos_token }}{{ tools is none }}"
+    )
+    assert template(source).render([*HELLO, *HELLO]) == '<s>"Hi <b>&ü"go</s>True'
+    assert template(source).render(HELLO, add_generation_prompt=False) == '<s>"Hi <b>&ü"</s>True'
+
+
+def test_blocks_leave_no_white_space_behind():
+    assert template("{% if true %}\n  x\n  {% endif %}\ny").render(HELLO) == "  x\ny"
+
+
+def test_the_date_is_the_clocks():
+    class Clock:
+        def now_us(self):
+            return 0
+
+        def wall_s(self):
+            return datetime.datetime(2024, 2, 29, 12).timestamp()
+
+    assert template("{{ strftime_now('%d %b %Y') }}", clock=Clock()).render([]) == "29 Feb 2024"
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
+        ("{{ messages[0].missing.deeper }}", "no attribute"),
+        ("{{ messages + 1 }}", "concatenate"),
+        ("{{ ''.__class__.__mro__ }}", "unsafe"),
+        ("{{ messages.append(1) }}", "unsafe"),
+        ("{{ messages[0].update({'a': 1}) }}", "unsafe"),
+    ],
+)
+def test_what_a_template_refuses_is_the_clients_error(source, reason):
+    with pytest.raises(RequestError, match=reason) as refused:
+        template(source).render(HELLO)
+    assert (refused.value.status, refused.value.param) == (400, "messages")
+
+
+def test_what_is_no_template_is_refused_at_once():
+    with pytest.raises(ConfigError, match="line 2"):
+        template("\n{% if %}")
