@@ -1,0 +1,155 @@
+"""Checks a request against what the engine serves, and resolves its budget.
+
+It knows the model's facts and the pool's size, and neither who asks nor what runs:
+a request is admitted or refused by its own content alone, so every rank of a
+replica decides alike. An id that is already in use is the loop's matter.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+from msgspec import Struct
+
+from drumline.contract.request import Admission, GenerateRequest, Sampling
+from drumline.contract.specs import DeviceSpecs
+from drumline.control.requests import CLIENT_ERROR, Admitted, Ending, Reason, Refusal, Request
+from drumline.scheduler.events import RequestSpec
+
+MAX_TOP_LOGPROBS = 20
+MAX_PENALTY = 2.0
+MAX_BIAS = 100.0
+
+
+class Limits(Struct, frozen=True, kw_only=True):
+    """What a request is measured against."""
+
+    vocab_size: int
+    context_tokens: int
+    """Longest prompt plus answer."""
+    pool_tokens: int
+    """Longest request that the KV pool holds when it runs alone."""
+    eos_token_ids: tuple[int, ...]
+
+    @classmethod
+    def of(cls, specs: DeviceSpecs, max_request_tokens: int) -> "Limits":
+        """Return the limits of a device on which one request may grow to `max_request_tokens`."""
+        return cls(
+            vocab_size=specs.model.vocab_size,
+            context_tokens=specs.model.max_model_len,
+            pool_tokens=max_request_tokens,
+            eos_token_ids=specs.model.eos_token_ids,
+        )
+
+
+class Ingress:
+    """The door of the engine."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+
+    def admit(self, asked: GenerateRequest, now_us: int) -> Admitted | Refusal:
+        """Return what `asked` becomes here, or why it cannot be served."""
+        for fault in self._faults(asked):
+            return self.refusal(asked, fault)
+        limits = self._limits
+        prompt = len(asked.input_ids)
+        room = min(limits.context_tokens, limits.pool_tokens) - prompt
+        budget = room if asked.max_new_tokens is None else min(asked.max_new_tokens, room)
+        # An id that the model cannot produce never stops a request; gateways send the
+        # tokenizer's whole list, which may reach beyond the model's vocabulary.
+        stops = frozenset(i for i in asked.stop_token_ids if 0 <= i < limits.vocab_size)
+        if not asked.ignore_eos:
+            stops |= frozenset(limits.eos_token_ids)
+        return Admitted(
+            Request(asked, prompt_tokens=prompt, limit=budget, stops=stops, now_us=now_us),
+            Admission(
+                rid=asked.rid,
+                prompt_tokens=prompt,
+                sampling=asked.sampling,
+                min_new_tokens=asked.min_new_tokens,
+                stop_token_ids=tuple(sorted(stops)),
+            ),
+            RequestSpec(
+                rid=asked.rid,
+                tokens=asked.input_ids,
+                max_new_tokens=budget,
+                page_digests=asked.page_digests,
+            ),
+        )
+
+    @staticmethod
+    def refusal(asked: GenerateRequest, fault: str, status: int = CLIENT_ERROR) -> Refusal:
+        """Return the refusal of `asked` because of `fault`."""
+        return Refusal(asked.rid, len(asked.input_ids), Ending(Reason.ABORT, fault, status))
+
+    def _faults(self, asked: GenerateRequest) -> Iterator[str]:
+        if asked.invalid is not None:
+            yield asked.invalid
+            return
+        limits = self._limits
+        prompt = len(asked.input_ids)
+        if not asked.rid:
+            yield "rid must not be empty"
+        if prompt == 0:
+            yield "input_ids must not be empty"
+            return
+        low, high = int(asked.input_ids.min()), int(asked.input_ids.max())
+        if low < 0 or high >= limits.vocab_size:
+            bad = low if low < 0 else high
+            at = int(np.flatnonzero(asked.input_ids == bad)[0])
+            yield (
+                f"input_ids[{at}] is {bad}; the model's vocabulary has ids 0 to "
+                f"{limits.vocab_size - 1}"
+            )
+        if prompt >= limits.context_tokens:
+            yield (
+                f"the prompt has {prompt} tokens, but the context holds {limits.context_tokens} "
+                "and must leave room for one token of the answer"
+            )
+        if prompt >= limits.pool_tokens:
+            yield (
+                f"the prompt has {prompt} tokens, but the KV pool holds {limits.pool_tokens} "
+                "and must leave room for one token of the answer; "
+                "a larger --kv-cache-size or --max-total-tokens would hold it"
+            )
+        yield from _length_faults(asked)
+        yield from _sampling_faults(asked.sampling, limits.vocab_size)
+
+
+def _length_faults(asked: GenerateRequest) -> Iterator[str]:
+    longest = asked.max_new_tokens
+    if longest is not None and longest < 1:
+        yield f"max_new_tokens is {longest}; it must be at least 1"
+    if asked.min_new_tokens < 0:
+        yield f"min_new_tokens is {asked.min_new_tokens}; it must not be negative"
+    if longest is not None and asked.min_new_tokens > longest:
+        yield f"min_new_tokens ({asked.min_new_tokens}) is above max_new_tokens ({longest})"
+    if not 0 <= asked.top_logprobs <= MAX_TOP_LOGPROBS:
+        yield f"top_logprobs is {asked.top_logprobs}; it must be from 0 to {MAX_TOP_LOGPROBS}"
+
+
+def _sampling_faults(sampling: Sampling, vocab_size: int) -> Iterator[str]:
+    # Each test is written so that a NaN fails it.
+    if not 0.0 <= sampling.temperature < float("inf"):
+        yield f"temperature is {sampling.temperature}; it must be finite and not negative"
+    if not 0.0 < sampling.top_p <= 1.0:
+        yield f"top_p is {sampling.top_p}; it must be above 0 and at most 1"
+    if not 0.0 <= sampling.min_p <= 1.0:
+        yield f"min_p is {sampling.min_p}; it must be from 0 to 1"
+    if sampling.top_k < 1:
+        yield f"top_k is {sampling.top_k}; it must be at least 1"
+    for name in ("frequency_penalty", "presence_penalty"):
+        penalty = getattr(sampling, name)
+        if not -MAX_PENALTY <= penalty <= MAX_PENALTY:
+            yield f"{name} is {penalty}; it must be from -2 to 2"
+    if not 0.0 < sampling.repetition_penalty <= MAX_PENALTY:
+        yield (
+            f"repetition_penalty is {sampling.repetition_penalty}; it must be above 0 and at most 2"
+        )
+    for token, bias in sampling.logit_bias.items():
+        if not 0 <= token < vocab_size:
+            yield (
+                f"logit_bias names id {token}; the model's vocabulary has ids 0 to {vocab_size - 1}"
+            )
+        if not -MAX_BIAS <= bias <= MAX_BIAS:
+            yield f"logit_bias of id {token} is {bias}; it must be from -100 to 100"

@@ -1,0 +1,449 @@
+"""Commits forwards: who produced what, who is over, and what its client is told.
+
+Owns every live request, by id and by pool row. The state a decode round touches
+lies in arrays by row, so that a steady round is a few vector operations; Python
+runs per request only for rows that start, end or need it. It returns the
+scheduler's events, the frontend's columns and the ids to release, all at once
+when the round asks for them, and knows neither of their takers.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from msgspec import Struct
+
+from drumline.contract.arrays import IntArray
+from drumline.contract.outputs import OutputColumns
+from drumline.contract.plan import Batch, Bound, PlanAbort
+from drumline.contract.ports import LogprobPlan
+from drumline.contract.result import ForwardResult, RowLogprobs
+from drumline.control.requests import (
+    CLIENT_GONE,
+    ENGINE_ERROR,
+    NO_CAPACITY,
+    NUMERICAL_ERROR,
+    Ended,
+    Ending,
+    Reason,
+    Refusal,
+    Request,
+)
+from drumline.core.errors import InvariantError
+from drumline.scheduler.events import Aborted, Event, Finished, Results
+
+Flags = npt.NDArray[np.bool_]
+Indices = npt.NDArray[np.intp]
+
+HELD = 64
+"""Ids of a row that are held in its array before they move to its request."""
+
+PENDING_ABORT_US = 30_000_000
+"""How long an abort waits for a request that has not arrived."""
+
+MAX_PENDING_ABORTS = 65_536
+
+_ENDED_BY_CLIENT = Ending(Reason.ABORT, "the client asked for it", CLIENT_GONE)
+_NOT_FINITE = Ending(
+    Reason.ABORT,
+    "the model's output was not finite (NaN or infinity)",
+    ENGINE_ERROR,
+    code=NUMERICAL_ERROR,
+)
+_AT_LENGTH = Ending(Reason.LENGTH)
+
+# Shared by all entries that have none; nobody writes to a column that was handed out.
+_NO_FLOATS: list[float] = []
+_NO_IDS: list[int] = []
+_NO_TOP: list[list[float]] = []
+_NO_TOP_IDS: list[list[int]] = []
+
+
+class Outcome(Struct):
+    """What a round's calls produced: to advance, to send, to release, to log."""
+
+    events: list[Event]
+    columns: OutputColumns
+    released: list[str]
+    ended: list[Ended]
+
+
+class _Streaming(NamedTuple):
+    """The columns of a batch that do not change while its membership lasts."""
+
+    rows: IntArray
+    rids: list[str]
+    prompt_tokens: list[int]
+    cached_tokens: list[int]
+
+
+class Outputs:
+    """Every live request and what became of it."""
+
+    def __init__(self, max_rows: int, vocab_size: int) -> None:
+        size = max_rows + 1
+        self._by_rid: dict[str, Request] = {}
+        self._pending_aborts: dict[str, int] = {}
+        # By row. A row whose generation is not a batch's serves somebody else by now, or
+        # nobody (-1): the batch's results for it are void.
+        self._requests: list[Request | None] = [None] * size
+        self._generation = np.full(size, -1, np.int32)
+        self._produced = np.zeros(size, np.int32)
+        self._limit = np.zeros(size, np.int32)
+        self._streams = np.zeros(size, np.bool_)
+        self._attention = np.zeros(size, np.bool_)
+        """Rows whose next token must be seen in Python: a first one, one with log probabilities."""
+        self._top = np.full(size, -1, np.int32)
+        """How many of the best log probabilities a row wants; -1: none, not even its own."""
+        self._held = np.zeros((size, HELD), np.int32)
+        self._fill = np.zeros(size, np.int32)
+        self._stop_users = np.zeros(vocab_size, np.int32)
+        """By token: how many requests with a row may stop on it."""
+        self._wanting_logprobs = 0
+        self._streaming: _Streaming | None = None
+        self._outcome = Outcome([], OutputColumns(), [], [])
+
+    @property
+    def running(self) -> int:
+        """Requests admitted and not ended."""
+        return len(self._by_rid)
+
+    def holds(self, rid: str) -> bool:
+        """Whether `rid` names a live request."""
+        return rid in self._by_rid
+
+    def rids(self) -> list[str]:
+        """Return the live requests' ids in arrival order."""
+        return list(self._by_rid)
+
+    def take(self) -> Outcome:
+        """Return what happened since the last call."""
+        outcome = self._outcome
+        self._outcome = Outcome([], OutputColumns(), [], [])
+        return outcome
+
+    # Arrivals and ends that no forward decides
+
+    def register(self, request: Request, now_us: int) -> bool:
+        """Own a request from now on; False if its abort came before it, which ends it here."""
+        self._by_rid[request.rid] = request
+        if self._pending_aborts.pop(request.rid, None) is None:
+            return True
+        self._end(request, _ENDED_BY_CLIENT, now_us)
+        return False
+
+    def refuse(self, refusal: Refusal) -> None:
+        """Answer a request that was never registered."""
+        self._pending_aborts.pop(refusal.rid, None)
+        self._tell(refusal.rid, refusal.prompt_tokens, 0, 0, refusal.ending)
+
+    def abort(self, rid: str, now_us: int) -> None:
+        """End a request whose client is gone; one that has not arrived yet, when it does."""
+        request = self._by_rid.get(rid)
+        if request is not None:
+            self._abort(request, _ENDED_BY_CLIENT, now_us)
+            return
+        self._pending_aborts[rid] = now_us + PENDING_ABORT_US
+        if len(self._pending_aborts) > MAX_PENDING_ABORTS:
+            del self._pending_aborts[next(iter(self._pending_aborts))]
+
+    def abort_all(self, ending: Ending, now_us: int) -> None:
+        """End every live request."""
+        for request in list(self._by_rid.values()):
+            self._abort(request, ending, now_us)
+
+    def expire_pending_aborts(self, now_us: int) -> None:
+        """Forget aborts whose request did not arrive in time."""
+        pending = self._pending_aborts
+        while pending:
+            rid = next(iter(pending))
+            if pending[rid] > now_us:
+                return
+            del pending[rid]
+
+    def fail(self, rids: Iterable[str], ending: Ending, now_us: int) -> None:
+        """End requests that the scheduler did not take; it hears nothing of them."""
+        for rid in rids:
+            request = self._by_rid.get(rid)
+            if request is not None:
+                self._end(request, ending, now_us)
+
+    def finish_plan_aborts(self, aborts: Sequence[PlanAbort], now_us: int) -> None:
+        """End requests that the plan itself ended; the scheduler is done with them."""
+        for abort in aborts:
+            message = f"{abort.reason.value}: {abort.detail}"
+            self.fail((abort.rid,), Ending(Reason.ABORT, message, NO_CAPACITY), now_us)
+
+    # A plan and its forward
+
+    def bind(self, bound: Bound, cached_tokens: int, now_us: int) -> None:
+        """Note that a row serves a request from this round's plan on."""
+        self._streaming = None
+        row = bound.row
+        request = self._by_rid.get(bound.rid)
+        if self._requests[row] is not None:
+            raise InvariantError(f"row {row} is bound to {bound.rid!r} while it serves another")
+        if request is None:
+            # It ended this round; the scheduler hears of it at the tail.
+            return
+        if request.row:
+            self._unbind(request)
+        else:
+            request.cached_tokens = cached_tokens
+            request.scheduled_us = now_us
+        request.row = row
+        self._requests[row] = request
+        self._generation[row] = bound.generation
+        self._produced[row] = request.produced
+        self._limit[row] = request.limit
+        self._streams[row] = request.stream and not request.held
+        self._attention[row] = not request.produced or request.return_logprob
+        self._fill[row] = 0
+        if request.return_logprob:
+            self._top[row] = request.top_logprobs
+            self._wanting_logprobs += 1
+        for token in request.stops:
+            self._stop_users[token] += 1
+
+    def logprob_plan(self, batch: Batch) -> LogprobPlan | None:
+        """Return which of the batch's sampling rows want log probabilities, if any does."""
+        if not self._wanting_logprobs:
+            return None
+        top = self._top[batch.rows]
+        wanted = top >= 0
+        prompts_end = batch.prefix_lengths[: batch.extends] + batch.input_lengths[: batch.extends]
+        wanted[: batch.extends] &= prompts_end >= batch.prompt_lengths
+        indices = np.flatnonzero(wanted).astype(np.int32)
+        return LogprobPlan(indices, top[indices]) if len(indices) else None
+
+    def commit(self, batch: Batch, result: ForwardResult, now_us: int) -> None:
+        """Apply a forward's results to its batch's rows.
+
+        Raises InvariantError if the result is not one of this batch.
+        """
+        rows, counts, tokens = batch.rows, result.counts, result.tokens
+        if len(counts) != len(rows):
+            raise InvariantError(f"a forward of {len(rows)} rows returned {len(counts)} counts")
+        live = self._generation[rows] == batch.generations
+        if len(result.nan_indices):
+            # Before the results: what these rows computed must not be published.
+            self._end_not_finite(rows, live, result.nan_indices, now_us)
+        self._outcome.events.append(Results(rows, batch.generations, counts, tokens))
+        logprobs = {entry.index: entry for entry in result.logprobs}
+        single = live & (counts == 1)
+        if len(tokens) == len(rows) and single.all():
+            self._commit_singles(rows, tokens, None, logprobs, now_us)
+            return
+        ends = np.cumsum(counts)
+        if ends[-1] != len(tokens):
+            raise InvariantError(
+                f"a forward returned {len(tokens)} tokens for counts of {ends[-1]} in all"
+            )
+        starts = ends - counts
+        indices = np.flatnonzero(single)
+        self._commit_singles(rows[indices], tokens[starts[indices]], indices, logprobs, now_us)
+        for index in np.flatnonzero(live & (counts > 1)).tolist():
+            start = int(starts[index])
+            ids = tokens[start : start + int(counts[index])].tolist()
+            self._commit_ids(int(rows[index]), ids, logprobs.get(index), now_us)
+
+    def _commit_singles(
+        self,
+        rows: IntArray,
+        tokens: IntArray,
+        indices: Indices | None,
+        logprobs: dict[int, RowLogprobs],
+        now_us: int,
+    ) -> None:
+        """Commit one token a row; `indices` are the rows' batch indices unless they count up."""
+        produced = self._produced[rows] + 1
+        due = self._attention[rows]
+        due |= self._stop_users[tokens] > 0
+        due |= produced >= self._limit[rows]
+        streams = self._streams[rows]
+        if due.any():
+            for i in np.flatnonzero(due).tolist():
+                index = i if indices is None else int(indices[i])
+                row, token = int(rows[i]), int(tokens[i])
+                self._commit_ids(row, [token], logprobs.get(index), now_us)
+            rest = np.flatnonzero(~due)
+            rows, tokens, produced, streams = (
+                rows[rest],
+                tokens[rest],
+                produced[rest],
+                streams[rest],
+            )
+        self._produced[rows] = produced
+        if streams.all():
+            self._stream(rows, tokens, produced)
+            return
+        quiet = np.flatnonzero(~streams)
+        self._hold(rows[quiet], tokens[quiet])
+        loud = np.flatnonzero(streams)
+        self._stream(rows[loud], tokens[loud], produced[loud])
+
+    def _stream(self, rows: IntArray, tokens: IntArray, produced: IntArray) -> None:
+        """Tell the clients of `rows` one token each."""
+        count = len(rows)
+        if not count:
+            return
+        streaming = self._streaming
+        if streaming is None or streaming.rows is not rows:
+            requests = [self._requests[row] for row in rows.tolist()]
+            streaming = self._streaming = _Streaming(
+                rows,
+                [request.rid for request in requests if request],
+                [request.prompt_tokens for request in requests if request],
+                [request.cached_tokens for request in requests if request],
+            )
+        columns = self._outcome.columns
+        columns.rids += streaming.rids
+        columns.output_ids += [[token] for token in tokens.tolist()]
+        columns.finished_reasons += [""] * count
+        columns.prompt_tokens += streaming.prompt_tokens
+        columns.completion_tokens += produced.tolist()
+        columns.cached_tokens += streaming.cached_tokens
+        columns.logprobs += [_NO_FLOATS] * count
+        columns.logprob_ids += [_NO_IDS] * count
+        columns.top_logprobs += [_NO_TOP] * count
+        columns.top_logprob_ids += [_NO_TOP_IDS] * count
+        columns.details += [None] * count
+
+    def _hold(self, rows: IntArray, tokens: IntArray) -> None:
+        """Keep one token a row for clients that want their answer whole."""
+        fill = self._fill[rows]
+        self._held[rows, fill] = tokens
+        fill += 1
+        self._fill[rows] = fill
+        for row in rows[fill == HELD].tolist():
+            self._flush(row)
+
+    def _flush(self, row: int) -> None:
+        request = self._requests[row]
+        fill = int(self._fill[row])
+        if request is not None and fill:
+            request.held += self._held[row, :fill].tolist()
+        self._fill[row] = 0
+
+    def _commit_ids(
+        self, row: int, ids: list[int], logprobs: RowLogprobs | None, now_us: int
+    ) -> None:
+        """Commit one row's tokens, up to its end if they hold one."""
+        request = self._requests[row]
+        if request is None:
+            raise InvariantError(f"row {row} has results but serves no request")
+        if request.first_token_us < 0:
+            request.first_token_us = now_us
+            self._attention[row] = request.return_logprob
+        self._flush(row)
+        produced = int(self._produced[row])
+        ending: Ending | None = None
+        taken = 0
+        for token in ids:
+            taken += 1
+            produced += 1
+            if token in request.stops and produced > request.min_new_tokens:
+                ending = Ending(Reason.STOP, matched=token)
+                break
+            if produced >= request.limit:
+                ending = _AT_LENGTH
+                break
+        self._produced[row] = produced
+        request.held += ids[:taken]
+        if logprobs is not None:
+            request.held_logprobs += logprobs.sampled[:taken]
+            request.held_top_logprobs += [list(best) for best in logprobs.top_values[:taken]]
+            request.held_top_ids += [list(best) for best in logprobs.top_ids[:taken]]
+        if ending is not None:
+            self._outcome.events.append(Finished(request.rid))
+            self._end(request, ending, now_us)
+        elif request.stream:
+            self._emit(request, produced, None)
+            self._streams[row] = True
+
+    def _end_not_finite(self, rows: IntArray, live: Flags, indices: IntArray, now_us: int) -> None:
+        for index in indices.tolist():
+            request = self._requests[int(rows[index])]
+            if live[index] and request is not None:
+                self._abort(request, _NOT_FINITE, now_us)
+        live[indices] = False
+
+    # Ends
+
+    def _abort(self, request: Request, ending: Ending, now_us: int) -> None:
+        self._outcome.events.append(Aborted(request.rid))
+        self._end(request, ending, now_us)
+
+    def _end(self, request: Request, ending: Ending, now_us: int) -> None:
+        """Forget a request and tell its client, once."""
+        if request.row:
+            self._unbind(request)
+        del self._by_rid[request.rid]
+        if request.known_to_device:
+            self._outcome.released.append(request.rid)
+        self._outcome.ended.append(Ended(request, ending, request.produced, now_us))
+        self._emit(request, request.produced, ending)
+
+    def _unbind(self, request: Request) -> None:
+        """Take a request off its row, with what the row's arrays know of it."""
+        row = request.row
+        self._flush(row)
+        request.produced = int(self._produced[row])
+        request.row = 0
+        self._requests[row] = None
+        self._generation[row] = -1
+        self._attention[row] = False
+        if self._top[row] >= 0:
+            self._top[row] = -1
+            self._wanting_logprobs -= 1
+        for token in request.stops:
+            self._stop_users[token] -= 1
+        self._streaming = None
+
+    def _emit(self, request: Request, produced: int, ending: Ending | None) -> None:
+        """Send what is held of a request, with its end if it is over."""
+        self._tell(request.rid, request.prompt_tokens, produced, request.cached_tokens, ending)
+        columns = self._outcome.columns
+        columns.output_ids[-1] = request.held
+        if request.held_logprobs:
+            columns.logprobs[-1] = request.held_logprobs
+            columns.logprob_ids[-1] = request.held
+            columns.top_logprobs[-1] = request.held_top_logprobs
+            columns.top_logprob_ids[-1] = request.held_top_ids
+            request.held_logprobs, request.held_top_logprobs, request.held_top_ids = [], [], []
+        request.held = []
+
+    def _tell(
+        self, rid: str, prompt: int, produced: int, cached: int, ending: Ending | None
+    ) -> None:
+        columns = self._outcome.columns
+        columns.rids.append(rid)
+        columns.output_ids.append(_NO_IDS)
+        columns.finished_reasons.append(ending.reason.value if ending else "")
+        columns.prompt_tokens.append(prompt)
+        columns.completion_tokens.append(produced)
+        columns.cached_tokens.append(cached)
+        columns.logprobs.append(_NO_FLOATS)
+        columns.logprob_ids.append(_NO_IDS)
+        columns.top_logprobs.append(_NO_TOP)
+        columns.top_logprob_ids.append(_NO_TOP_IDS)
+        columns.details.append(ending.details() if ending else None)
+
+    def check(self) -> None:
+        """Raise InvariantError unless rows and ids tell one story."""
+        stops = np.zeros_like(self._stop_users)
+        for row, request in enumerate(self._requests):
+            if request is None:
+                if self._generation[row] != -1:
+                    raise InvariantError(f"row {row} has a generation but serves no request")
+                continue
+            if self._by_rid.get(request.rid) is not request or request.row != row:
+                raise InvariantError(f"row {row} serves {request!r}, which is elsewhere or over")
+            for token in request.stops:
+                stops[token] += 1
+        seated = sum(request.row != 0 for request in self._by_rid.values())
+        if seated != sum(request is not None for request in self._requests):
+            raise InvariantError("requests with a row and rows with a request differ in number")
+        if not np.array_equal(stops, self._stop_users):
+            raise InvariantError("the stop ids in use are miscounted")

@@ -1,0 +1,148 @@
+"""A request as the control plane knows it, and how one ends.
+
+These are the nouns that ingress, output and the log lines share. Nothing here
+decides: a request is filled in by whoever owns the step, and it knows neither the
+scheduler nor the wire.
+"""
+
+from enum import StrEnum
+from typing import Any
+
+from msgspec import Struct
+
+from drumline.contract.request import Admission, GenerateRequest
+from drumline.scheduler.events import RequestSpec
+
+CLIENT_ERROR = 400
+CONFLICT = 409
+CLIENT_GONE = 499
+ENGINE_ERROR = 500
+NO_CAPACITY = 503
+
+NUMERICAL_ERROR = 523
+"""The wire's error type of a request whose logits were not finite."""
+
+
+class Reason(StrEnum):
+    """Why a request ended, as the wire says it."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+
+
+class Ending(Struct, frozen=True):
+    """How a request ended; the fields behind `reason` are those that apply."""
+
+    reason: Reason
+    message: str = ""
+    status: int = 0
+    matched: int | None = None
+    code: int | None = None
+
+    def details(self) -> dict[str, Any] | None:
+        """Return what a client may want to know beyond the reason."""
+        match self.reason:
+            case Reason.STOP:
+                return None if self.matched is None else {"type": "stop", "matched": self.matched}
+            case Reason.LENGTH:
+                return None
+            case Reason.ABORT:
+                told: dict[str, Any] = {"type": "abort", "message": self.message}
+                if self.status:
+                    told["status_code"] = self.status
+                if self.code is not None:
+                    told["err_type"] = self.code
+                return told
+
+
+class Request:
+    """One live request.
+
+    While it holds a pool row, the tokens it has produced are counted in the row
+    arrays of `output`; `produced` is the count otherwise. `held` has the ids that
+    its client has not been sent, with their log probabilities beside them. Times
+    are microseconds of the relayed clock, -1 until they happen.
+    """
+
+    __slots__ = (
+        "arrived_us",
+        "cached_tokens",
+        "first_token_us",
+        "held",
+        "held_logprobs",
+        "held_top_ids",
+        "held_top_logprobs",
+        "known_to_device",
+        "limit",
+        "min_new_tokens",
+        "produced",
+        "prompt_tokens",
+        "return_logprob",
+        "rid",
+        "row",
+        "scheduled_us",
+        "stops",
+        "stream",
+        "top_logprobs",
+    )
+
+    def __init__(
+        self,
+        asked: GenerateRequest,
+        *,
+        prompt_tokens: int,
+        limit: int,
+        stops: frozenset[int],
+        now_us: int,
+    ) -> None:
+        self.rid = asked.rid
+        self.prompt_tokens = prompt_tokens
+        self.limit = limit
+        self.min_new_tokens = asked.min_new_tokens
+        self.stops = stops
+        self.stream = asked.stream
+        self.return_logprob = asked.return_logprob
+        self.top_logprobs = asked.top_logprobs if asked.return_logprob else 0
+        self.known_to_device = False
+        self.row = 0
+        self.produced = 0
+        self.cached_tokens = 0
+        self.held: list[int] = []
+        self.held_logprobs: list[float] = []
+        self.held_top_logprobs: list[list[float]] = []
+        self.held_top_ids: list[list[int]] = []
+        self.arrived_us = now_us
+        self.scheduled_us = -1
+        self.first_token_us = -1
+
+    def __repr__(self) -> str:
+        return (
+            f"Request({self.rid!r}, row={self.row}, prompt={self.prompt_tokens}, "
+            f"limit={self.limit})"
+        )
+
+
+class Admitted(Struct, frozen=True):
+    """A request that this engine serves: its state, what the data plane and the scheduler learn."""
+
+    request: Request
+    admission: Admission
+    spec: RequestSpec
+
+
+class Refusal(Struct, frozen=True):
+    """A request that this engine does not serve, and what its client is told."""
+
+    rid: str
+    prompt_tokens: int
+    ending: Ending
+
+
+class Ended(Struct, frozen=True):
+    """A request that is over, for whoever keeps count."""
+
+    request: Request
+    ending: Ending
+    produced: int
+    at_us: int

@@ -1,0 +1,225 @@
+"""A data plane of arithmetic, with pages: it makes the control plane's mistakes visible.
+
+It keeps its own block tables, which only a plan's patches change, and a cache entry
+for every slot of every block. A batch's tokens follow from the entries that the
+tables lead to, so a wrong table, a page that was given away too early or a copy in
+the wrong order ends in tokens that no request should have got. What a real plane
+would read on its forward thread is read here as late as the simulation wishes.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from drumline.contract.arrays import IntArray
+from drumline.contract.plan import Batch, Bound, Plan
+from drumline.contract.ports import Dispatch, LogprobPlan
+from drumline.contract.request import Admission
+from drumline.contract.result import ForwardResult, RowLogprobs
+from drumline.contract.specs import DeviceSpecs
+from drumline.core.errors import InvariantError
+from drumline.replay.arithmetic import Entries, entry, token_of, weights
+
+_GARBAGE = 0xDEAD_BEEF_DEAD_BEEF
+"""What a slot holds that nobody wrote."""
+
+
+class PagedPlane:
+    """The fake data plane.
+
+    `lag` operations stay queued behind the caller before they run, as on a forward
+    thread that is behind; `complete` runs all that stand before its forward.
+    `faulty` names requests whose logits are not finite.
+    """
+
+    def __init__(
+        self,
+        specs: DeviceSpecs,
+        *,
+        lag: Callable[[], int] = lambda: 0,
+        faulty: frozenset[str] = frozenset(),
+    ) -> None:
+        self._vocab_size = specs.model.vocab_size
+        self._lag = lag
+        self._faulty = faulty
+        self._block_tokens = [group.block_tokens for group in specs.groups]
+        self._tables = [
+            np.zeros(
+                (specs.max_rows + 1, -(-specs.model.max_model_len // group.block_tokens) + 1),
+                np.int32,
+            )
+            for group in specs.groups
+        ]
+        self._slots = [
+            np.full(
+                (specs.num_pages * group.blocks_per_parent, group.block_tokens), _GARBAGE, np.uint64
+            )
+            for group in specs.groups
+        ]
+        self._weights = weights(specs.model.max_model_len + 1)
+        self._owners: dict[int, Bound] = {}
+        self._admitted: dict[str, Admission] = {}
+        self._last: dict[str, int] = {}
+        self._queue: deque[Callable[[], None]] = deque()
+        self._results: dict[int, ForwardResult] = {}
+        self._tickets = 0
+        self._completed = 0
+
+    @property
+    def known(self) -> int:
+        """Requests admitted and not released, once everything queued has run."""
+        self._run(0)
+        return len(self._admitted)
+
+    def admit(self, requests: Sequence[Admission]) -> None:
+        """Queue: learn requests."""
+        copies = list(requests)
+        self._push(lambda: self._learn(copies))
+
+    def execute(self, plan: Plan, dispatch: Dispatch) -> int | None:
+        """Queue: carry out a plan; returns the ticket of its forward."""
+        if plan.batch is None:
+            self._push(lambda: self._prepare(plan))
+            return None
+        self._tickets += 1
+        ticket = self._tickets
+        self._push(lambda: self._forward(plan, dispatch, ticket))
+        return ticket
+
+    def complete(self, ticket: int) -> ForwardResult:
+        """Return a forward's results, running what is queued up to it."""
+        if ticket != self._completed + 1:
+            raise InvariantError(f"forward {ticket} completed after forward {self._completed}")
+        self._completed = ticket
+        while ticket not in self._results:
+            self._queue.popleft()()
+        return self._results.pop(ticket)
+
+    def release(self, rids: Sequence[str]) -> None:
+        """Queue: forget requests."""
+        copies = list(rids)
+        self._push(lambda: self._forget(copies))
+
+    def _push(self, operation: Callable[[], None]) -> None:
+        self._queue.append(operation)
+        self._run(self._lag())
+
+    def _run(self, lag: int) -> None:
+        while len(self._queue) > lag:
+            self._queue.popleft()()
+
+    # What the forward thread does
+
+    def _learn(self, requests: Sequence[Admission]) -> None:
+        for request in requests:
+            if request.rid in self._admitted:
+                raise InvariantError(f"{request.rid!r} is admitted twice")
+            self._admitted[request.rid] = request
+
+    def _forget(self, rids: Sequence[str]) -> None:
+        for rid in rids:
+            if self._admitted.pop(rid, None) is None:
+                raise InvariantError(f"{rid!r} is released but not admitted")
+            self._last.pop(rid, None)
+
+    def _prepare(self, plan: Plan) -> None:
+        for copies in plan.copies:
+            slots = self._slots[copies.group]
+            slots[copies.targets] = slots[copies.sources]
+        for zeroes in plan.zeroes:
+            self._slots[zeroes.group][zeroes.blocks] = 0
+        for patch in plan.patches:
+            self._tables[patch.group][patch.rows, patch.columns] = patch.blocks
+        for bound in plan.bound:
+            self._owners[bound.row] = bound
+
+    def _forward(self, plan: Plan, dispatch: Dispatch, ticket: int) -> None:
+        self._prepare(plan)
+        batch = plan.batch
+        assert batch is not None
+        tokens: list[int] = []
+        counts = np.ones(batch.size, np.int32)
+        faulty: list[int] = []
+        start = 0
+        for index in range(batch.size):
+            request = self._reader(batch, index)
+            length = int(batch.input_lengths[index])
+            if index < batch.extends:
+                feed = batch.extend_ids[start : start + length].tolist()
+                start += length
+            else:
+                feed = [self._fed_back(batch, index, request)]
+            row, before = int(batch.rows[index]), int(batch.prefix_lengths[index])
+            self._write(row, before, feed)
+            end = before + length
+            if index < batch.extends and end < batch.prompt_lengths[index]:
+                counts[index] = 0
+                continue
+            token = token_of(self._seen(row, end), request.sampling.seed, self._vocab_size)
+            self._last[request.rid] = token
+            tokens.append(token)
+            if request.rid in self._faulty:
+                faulty.append(index)
+        sampled = np.array(tokens, np.int32)
+        self._results[ticket] = ForwardResult(
+            tokens=sampled,
+            counts=counts,
+            nan_indices=np.array(faulty, np.int32),
+            logprobs=_logprobs(dispatch.logprobs, sampled, counts),
+        )
+
+    def _reader(self, batch: Batch, index: int) -> Admission:
+        """Return the request a batch's row serves, which must be the one it was planned for."""
+        row, generation = int(batch.rows[index]), int(batch.generations[index])
+        owner = self._owners.get(row)
+        if owner is None or owner.generation != generation:
+            raise InvariantError(f"row {row} of generation {generation} is bound to {owner}")
+        request = self._admitted.get(owner.rid)
+        if request is None:
+            raise InvariantError(f"a forward reads {owner.rid!r}, which is released")
+        return request
+
+    def _fed_back(self, batch: Batch, index: int, request: Admission) -> int:
+        named = -1 if batch.decode_ids is None else int(batch.decode_ids[index - batch.extends])
+        return self._last[request.rid] if named < 0 else named
+
+    def _write(self, row: int, before: int, feed: list[int]) -> None:
+        for table, slots, size in zip(self._tables, self._slots, self._block_tokens, strict=True):
+            last = before - 1
+            value = int(slots[table[row, last // size], last % size]) if before else 0
+            for position, token in enumerate(feed, before):
+                value = entry(value, token)
+                slots[table[row, position // size], position % size] = value
+
+    def _seen(self, row: int, length: int) -> int:
+        """Return what a query behind `length` positions sees of them; all groups must agree."""
+        seen = {
+            _weigh(table[row], slots, size, length, self._weights)
+            for table, slots, size in zip(
+                self._tables, self._slots, self._block_tokens, strict=True
+            )
+        }
+        return seen.pop() if len(seen) == 1 else _GARBAGE
+
+
+def _weigh(columns: IntArray, slots: Entries, size: int, length: int, weight: Entries) -> int:
+    blocks = columns[: -(-length // size)]
+    entries = slots[blocks].reshape(-1)[:length]
+    return int((entries * weight[:length]).sum(dtype=np.uint64))
+
+
+def _logprobs(
+    asked: LogprobPlan | None, tokens: IntArray, counts: IntArray
+) -> tuple[RowLogprobs, ...]:
+    """Return made-up log probabilities: the k-th best id of token t is t + k."""
+    if asked is None:
+        return ()
+    starts = np.cumsum(counts) - counts
+    rows = []
+    for index, top in zip(asked.indices.tolist(), asked.top.tolist(), strict=True):
+        token = int(tokens[starts[index]])
+        best = tuple(range(token, token + top))
+        values = tuple(-0.5 - k for k in range(top))
+        rows.append(RowLogprobs(index, (-0.5,), (values,), (best,)))
+    return tuple(rows)

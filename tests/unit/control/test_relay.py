@@ -1,0 +1,128 @@
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from drumline.collective.solo import SoloGroup
+from drumline.contract.messages import AbortAsked, Submitted
+from drumline.contract.plan import Batch, Plan
+from drumline.contract.request import GenerateRequest
+from drumline.contract.result import ForwardResult
+from drumline.control.relay import Relay
+from drumline.core.errors import InvariantError
+
+
+class Members:
+    """A group of threads that meet at their exchanges."""
+
+    def __init__(self, size):
+        self.size = size
+        self.barrier = threading.Barrier(size, timeout=5)
+        self.payloads = [b""] * size
+
+    def all(self, act):
+        """Let every member act with its relay at once; returns results or errors in order."""
+        with ThreadPoolExecutor(self.size) as pool:
+            futures = [pool.submit(act, relay) for relay in self.relays]
+        return [future.exception() or future.result() for future in futures]
+
+    @property
+    def relays(self):
+        return self._relays
+
+    def seated(self):
+        self._relays = [Relay(Seat(self, index)) for index in range(self.size)]
+        return self
+
+
+class Seat:
+    def __init__(self, members, index):
+        self.members, self.index, self.size = members, index, members.size
+
+    def all_gather(self, payload):
+        self.members.payloads[self.index] = payload
+        self.members.barrier.wait()
+        gathered = list(self.members.payloads)
+        self.members.barrier.wait()
+        return gathered
+
+
+@pytest.fixture
+def pair():
+    return Members(2).seated()
+
+
+def exchange(pair, messages=(), stop=False, now_us=5):
+    """Exchange; what member 1 gives besides its digest must not count."""
+    return pair.all(
+        lambda relay: (
+            relay.exchange(messages, stop, now_us) if relay.owner else relay.exchange((), True, 99)
+        )
+    )
+
+
+def test_the_first_members_word_counts_for_all(pair):
+    ids = np.array([1, 2, 3], np.int32)
+    messages = (Submitted(GenerateRequest(rid="a", input_ids=ids)), AbortAsked(("b",)))
+    mine, theirs = exchange(pair, messages)
+    assert (theirs.stop, theirs.now_us) == (mine.stop, mine.now_us) == (False, 5)
+    assert theirs.messages[0].request.rid == "a"
+    assert list(theirs.messages[0].request.input_ids) == [1, 2, 3]
+    assert theirs.messages[1] == AbortAsked(("b",))
+
+
+def test_members_that_ran_the_same_round_go_on(pair):
+    for round_ in range(1, 4):
+        exchange(pair)
+        for relay in pair.relays:
+            relay.add_plan(plan(round_, rows=[1, 2]))
+            relay.add_result(result(7, 8))
+            relay.close()
+    assert [relayed.now_us for relayed in exchange(pair, now_us=8)] == [8, 8]
+
+
+def plan(round_, rows):
+    rows = np.array(rows, np.int32)
+    batch = Batch(rows=rows, generations=rows, input_lengths=rows, prefix_lengths=rows)
+    return Plan(round=round_, batch=batch)
+
+
+def result(*tokens):
+    return ForwardResult(tokens=np.array(tokens, np.int32), counts=np.ones(len(tokens), np.int32))
+
+
+@pytest.mark.parametrize(
+    ("theirs", "field"),
+    [
+        ((plan(1, [1, 3]), result(7, 8)), "plan"),
+        ((plan(1, [1, 2]), result(7, 9)), "results"),
+    ],
+)
+def test_a_member_that_ran_another_round_stops_both_with_the_field_that_differs(
+    pair, theirs, field
+):
+    exchange(pair)
+    ran = [(plan(1, [1, 2]), result(7, 8)), theirs]
+    for relay, (planned, resulted) in zip(pair.relays, ran, strict=True):
+        relay.add_plan(planned)
+        relay.add_result(resulted)
+    mine, other = (getattr(relay.close(), field) for relay in pair.relays)
+    said = f"in round 1, member 1 has {field} {other:#x} where member 0 has {mine:#x}"
+    for error in exchange(pair):
+        assert isinstance(error, InvariantError)
+        assert said in str(error)
+
+
+def test_a_member_that_skipped_a_round_is_named(pair):
+    exchange(pair)
+    pair.relays[0].close()
+    for error in exchange(pair):
+        assert "member 1 has round 0x0 where member 0 has 0x1" in str(error)
+
+
+def test_a_group_of_one_relays_without_encoding():
+    relay = Relay(SoloGroup())
+    messages = (AbortAsked(("a",)),)
+    assert relay.exchange(messages, True, 3).messages is messages
+    assert relay.close().round == 1
