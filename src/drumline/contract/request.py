@@ -51,11 +51,13 @@ class GenerateRequest(Struct, frozen=True, kw_only=True, eq=False):
     """Why the link could not make sense of it; such a request is only answered."""
 
 
-class Admission(Struct, frozen=True, kw_only=True):
+class Admission(Struct, frozen=True, kw_only=True, eq=False):
     """What the data plane keeps of a request, from before its first forward to its release."""
 
     rid: str
     prompt_tokens: int
+    prompt_ids: IntArray = NO_INTS
+    """The prompt, where the sampling has a repetition penalty, which reads it."""
     sampling: Sampling
     min_new_tokens: int = 0
     stop_token_ids: tuple[int, ...] = ()

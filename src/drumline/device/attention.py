@@ -1,0 +1,218 @@
+"""Attention over paged keys and values, for one ragged batch.
+
+It knows tokens' positions and the blocks they lie in; it does not know requests,
+plans or which model asks.
+
+Back ends implement `Attention`; `TorchAttention` is the reference, in plain
+PyTorch for any CPU and float type.
+"""
+
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from drumline.contract.arrays import IntArray
+from drumline.device.kv import BlockTable, KvPool
+
+
+class AttentionBatch:
+    """Where the tokens of one forward lie: what every layer's attention reads.
+
+    Row `i` feeds `lengths[i]` tokens at positions `prefixes[i] …`. Tokens lie back
+    to back in row order. All values are frozen once made: the block table may change
+    as soon as the forward is done, this may not.
+    """
+
+    __slots__ = ("blocks", "decodes", "lengths", "positions", "prefixes", "slots", "starts")
+
+    def __init__(
+        self, table: BlockTable, rows: IntArray, lengths: IntArray, prefixes: IntArray, page: int
+    ) -> None:
+        starts = np.cumsum(lengths) - lengths
+        token_row = np.repeat(np.arange(len(rows)), lengths)
+        positions = np.arange(len(token_row)) - starts[token_row] + prefixes[token_row]
+        columns = positions // page
+        held = table.at(rows[token_row], columns).astype(np.int64)
+        self.lengths = lengths
+        self.prefixes = prefixes
+        self.starts = starts
+        self.positions = torch.from_numpy(positions)
+        self.slots = torch.from_numpy(held * page + positions % page)
+        counts = -(-(prefixes + lengths) // page)
+        # What a row does not own it must not read: stale entries become the null block.
+        blocks = table.gather(rows, int(counts.max())).astype(np.int64)
+        blocks[np.arange(blocks.shape[1]) >= counts[:, None]] = 0
+        self.blocks = torch.from_numpy(blocks)
+        self.decodes = _decode_groups(lengths, prefixes, starts, self.blocks, page)
+
+
+class _DecodeGroup:
+    """Rows of one token each whose contexts are of like length, gathered together."""
+
+    __slots__ = ("blocks", "masks", "positions", "tokens", "width")
+
+    def __init__(self, tokens: Tensor, positions: Tensor, blocks: Tensor, page: int) -> None:
+        self.tokens = tokens
+        self.positions = positions
+        self.blocks = blocks.reshape(-1)
+        self.width = blocks.shape[1] * page
+        self.masks: dict[int | None, Tensor] = {}
+
+    def mask(self, window: int | None, dtype: torch.dtype) -> Tensor:
+        """Return what is added to the scores, `[rows, 1, 1, width]`."""
+        found = self.masks.get(window)
+        if found is None:
+            query = self.positions.unsqueeze(1)
+            found = _additive(query, torch.arange(self.width), window, dtype)
+            self.masks[window] = found = found.view(len(self.tokens), 1, 1, self.width)
+        return found
+
+
+_GATHERED_TOKENS = 4096
+"""Tokens of context gathered at once: what is copied should still be cached when it is read."""
+
+
+def _decode_groups(
+    lengths: IntArray, prefixes: IntArray, starts: IntArray, blocks: Tensor, page: int
+) -> list[_DecodeGroup]:
+    rows = np.flatnonzero(lengths == 1)
+    rows = rows[np.argsort(prefixes[rows], kind="stable")]
+    groups = []
+    end = len(rows)
+    while end > 0:
+        # Longest first, so that a group's width is known from its first member.
+        columns = int(prefixes[rows[end - 1]]) // page + 1
+        start = max(0, end - max(1, _GATHERED_TOKENS // (columns * page)))
+        members = rows[start:end]
+        groups.append(
+            _DecodeGroup(
+                torch.from_numpy(starts[members].astype(np.int64)),
+                torch.from_numpy(prefixes[members].astype(np.int64)),
+                blocks[torch.from_numpy(members), :columns],
+                page,
+            )
+        )
+        end = start
+    return groups
+
+
+def _additive(query: Tensor, key: Tensor, window: int | None, dtype: torch.dtype) -> Tensor:
+    """Return 0 where the position `query` may read `key`, else minus infinity."""
+    hidden = key > query
+    if window is not None:
+        hidden |= key <= query - window
+    return torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, -torch.inf)
+
+
+class Attention(Protocol):
+    """A back end: writes a batch's keys and values to the pool and attends."""
+
+    def __call__(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        batch: AttentionBatch,
+        window: int | None,
+    ) -> Tensor:
+        """Return the attended values, `[tokens, heads, head_dim]`, as `query`.
+
+        `key` and `value` are `[tokens, kv_heads, head_dim]`; they are in the pool
+        afterwards. `window` is how many positions back are read, own included.
+        """
+
+
+class TorchAttention:
+    """The reference back end."""
+
+    __slots__ = ("_pool",)
+
+    def __init__(self, pool: KvPool) -> None:
+        self._pool = pool
+
+    def __call__(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        batch: AttentionBatch,
+        window: int | None,
+    ) -> Tensor:
+        keys, values = self._pool.keys[layer], self._pool.values[layer]
+        # Written before anything is read: a batch's tokens attend to each other.
+        keys.view(-1, *key.shape[1:]).index_copy_(0, batch.slots, key)
+        values.view(-1, *value.shape[1:]).index_copy_(0, batch.slots, value)
+        out = torch.empty_like(query)
+        for group in batch.decodes:
+            out[group.tokens] = _decode(group, query, keys, values, window)
+        for row in np.flatnonzero(batch.lengths > 1):
+            start, length = int(batch.starts[row]), int(batch.lengths[row])
+            span = slice(start, start + length)
+            prefix = int(batch.prefixes[row])
+            if prefix == 0:
+                context = key[span], value[span]
+            else:
+                width = -(-(prefix + length) // self._pool.block_tokens)
+                index = batch.blocks[row, :width]
+                context = (
+                    keys.index_select(0, index).view(-1, *key.shape[1:])[: prefix + length],
+                    values.index_select(0, index).view(-1, *key.shape[1:])[: prefix + length],
+                )
+            _extend(query[span], *context, prefix, window, out[span])
+        return out
+
+
+def _decode(
+    group: _DecodeGroup, query: Tensor, keys: Tensor, values: Tensor, window: int | None
+) -> Tensor:
+    rows, (heads, dim), kv_heads = len(group.tokens), query.shape[1:], keys.shape[2]
+    shape = (rows, group.width, kv_heads, dim)
+    key = keys.index_select(0, group.blocks).view(shape).transpose(1, 2)
+    value = values.index_select(0, group.blocks).view(shape).transpose(1, 2)
+    # The query heads that share a KV head stand where more tokens would.
+    shared = query[group.tokens].view(rows, kv_heads, heads // kv_heads, dim)
+    mask = group.mask(window, query.dtype)
+    return functional.scaled_dot_product_attention(shared, key, value, mask).reshape(
+        rows, heads, dim
+    )
+
+
+_MASK_ENTRIES = 1 << 22
+
+
+def _extend(
+    query: Tensor, key: Tensor, value: Tensor, prefix: int, window: int | None, out: Tensor
+) -> None:
+    """Attend one row's chunk to its own context, `[tokens, heads, head_dim]` each."""
+    length, context = len(query), len(key)
+    grouped = query.shape[1] != key.shape[1]
+    queries = query.transpose(0, 1).unsqueeze(0)
+    keys = key.transpose(0, 1).unsqueeze(0)
+    values = value.transpose(0, 1).unsqueeze(0)
+    if prefix == 0 and (window is None or window >= length):
+        attended = functional.scaled_dot_product_attention(
+            queries, keys, values, is_causal=True, enable_gqa=grouped
+        )
+        out.copy_(attended[0].transpose(0, 1))
+        return
+    # In pieces, so that a mask stays small however long the context is.
+    step = max(1, _MASK_ENTRIES // context)
+    for start in range(0, length, step):
+        end = min(length, start + step)
+        seen = prefix + end
+        first = 0 if window is None else max(0, prefix + start - window + 1)
+        position = torch.arange(prefix + start, seen).unsqueeze(1)
+        mask = _additive(position, torch.arange(first, seen), window, query.dtype)
+        attended = functional.scaled_dot_product_attention(
+            queries[:, :, start:end],
+            keys[:, :, first:seen],
+            values[:, :, first:seen],
+            mask,
+            enable_gqa=grouped,
+        )
+        out[start:end] = attended[0].transpose(0, 1)

@@ -1,0 +1,61 @@
+"""The control plane's door to the device: operations in, host values out.
+
+It turns each operation into a task of the forward thread and holds no tensor.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from functools import partial
+
+from drumline.contract.plan import Plan
+from drumline.contract.ports import Dispatch
+from drumline.contract.request import Admission
+from drumline.contract.result import ForwardResult
+from drumline.core.errors import InvariantError
+from drumline.device.forward_thread import Answer, ForwardThread
+from drumline.device.handle import DeviceHandle
+
+
+class QueuedDataPlane:
+    """Implements `contract.ports.DataPlane` on a device handle and a forward thread.
+
+    Thread: control thread.
+    """
+
+    __slots__ = ("_handle", "_open", "_thread", "_tickets")
+
+    def __init__(self, handle: DeviceHandle, thread: ForwardThread) -> None:
+        self._handle = handle
+        self._thread = thread
+        self._tickets = 0
+        self._open: OrderedDict[int, Answer[ForwardResult | None]] = OrderedDict()
+
+    def admit(self, requests: Sequence[Admission]) -> None:
+        """Queue: learn requests, before a plan names them."""
+        self._thread.submit(partial(self._handle.admit, tuple(requests)))
+
+    def execute(self, plan: Plan, dispatch: Dispatch) -> int | None:
+        """Queue: carry out a plan; returns the ticket of its forward, or None without a batch."""
+        answer = self._thread.submit(partial(self._handle.execute, plan, dispatch))
+        if plan.batch is None or not plan.batch.size:
+            return None
+        self._tickets += 1
+        self._open[self._tickets] = answer
+        return self._tickets
+
+    def complete(self, ticket: int) -> ForwardResult:
+        """Wait for a forward's results. Tickets are completed in order, each once."""
+        if not self._open or next(iter(self._open)) != ticket:
+            raise InvariantError(f"ticket {ticket} is not the next one open: {list(self._open)}")
+        result = self._open.pop(ticket).wait()
+        if result is None:
+            raise InvariantError(f"the forward of ticket {ticket} returned nothing")
+        return result
+
+    def release(self, rids: Sequence[str]) -> None:
+        """Queue: forget ended requests, behind the forwards that read what they hold."""
+        self._thread.submit(partial(self._handle.release, tuple(rids)))
+
+    def shutdown(self) -> None:
+        """Let what is queued run, then end the forward thread."""
+        self._thread.stop()

@@ -1,0 +1,104 @@
+"""One forward: a batch of rows in, their next tokens out.
+
+It feeds the model and the sampler and keeps each row's last token, so that a
+decode needs nothing from the host. It does not know blocks' owners or requests'
+states, nor when a forward runs.
+
+Thread: forward thread only.
+"""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from drumline.contract.arrays import IntArray
+from drumline.contract.plan import Batch
+from drumline.contract.ports import LogprobPlan
+from drumline.contract.result import ForwardResult, RowLogprobs
+from drumline.core.errors import InvariantError
+from drumline.device.attention import Attention, AttentionBatch
+from drumline.device.kv import BlockTable
+from drumline.device.models.decoder import Decoder
+from drumline.device.sampling.sampler import Sampler
+
+
+class Executor:
+    """Runs batches on a model."""
+
+    __slots__ = ("_attention", "_last", "_model", "_page", "_sampler")
+
+    def __init__(
+        self, model: Decoder, attention: Attention, sampler: Sampler, rows: int, page: int
+    ) -> None:
+        self._model = model
+        self._attention = attention
+        self._sampler = sampler
+        self._page = page
+        self._last = torch.zeros(rows, dtype=torch.int64)
+
+    def run(self, batch: Batch, table: BlockTable, wanted: LogprobPlan | None) -> ForwardResult:
+        """Compute a batch and return what it sampled. The batch feeds at least one token."""
+        place = AttentionBatch(
+            table, batch.rows, batch.input_lengths, batch.prefix_lengths, self._page
+        )
+        ends = batch.prefix_lengths + batch.input_lengths
+        sampling = np.ones(batch.size, np.bool_)
+        sampling[: batch.extends] = ends[: batch.extends] >= batch.prompt_lengths
+        chosen = np.flatnonzero(sampling).astype(np.int32)
+        last = (place.starts + batch.input_lengths - 1)[chosen].astype(np.int64)
+        logits = self._model.forward(
+            self._inputs(batch), place, self._attention, torch.from_numpy(last)
+        )
+        counts = sampling.astype(np.int32)
+        if not len(chosen):
+            return ForwardResult(tokens=chosen, counts=counts, logprobs=_none_sampled(wanted))
+        rows = batch.rows[chosen]
+        sampled = self._sampler.sample(logits, rows, ends[chosen], _among(chosen, wanted))
+        self._last[torch.from_numpy(rows.astype(np.int64))] = sampled.tokens
+        return ForwardResult(
+            tokens=sampled.tokens.numpy().astype(np.int32),
+            counts=counts,
+            nan_indices=chosen[sampled.bad.numpy()],
+            logprobs=_by_batch_index(chosen, sampled.logprobs, wanted),
+        )
+
+    def _inputs(self, batch: Batch) -> Tensor:
+        extended = torch.from_numpy(batch.extend_ids.astype(np.int64))
+        decodes = batch.rows[batch.extends :]
+        if (batch.input_lengths[batch.extends :] != 1).any():
+            raise InvariantError("a decode row feeds one token")
+        if not len(decodes):
+            return extended
+        fed = self._last[torch.from_numpy(decodes.astype(np.int64))]
+        if batch.decode_ids is not None:
+            named = torch.from_numpy(batch.decode_ids.astype(np.int64))
+            fed = named.where(named >= 0, fed)
+        return torch.cat((extended, fed))
+
+
+def _among(chosen: IntArray, wanted: LogprobPlan | None) -> LogprobPlan | None:
+    """Return the log probabilities wanted, by place among the rows that sample."""
+    if wanted is None:
+        return None
+    held = np.isin(wanted.indices, chosen)
+    places = np.searchsorted(chosen, wanted.indices[held]).astype(np.int32)
+    return LogprobPlan(places, wanted.top[held])
+
+
+def _none_sampled(wanted: LogprobPlan | None) -> tuple[RowLogprobs, ...]:
+    return () if wanted is None else tuple(RowLogprobs(int(i), ()) for i in wanted.indices)
+
+
+def _by_batch_index(
+    chosen: IntArray, found: tuple[RowLogprobs, ...], wanted: LogprobPlan | None
+) -> tuple[RowLogprobs, ...]:
+    """Return an entry for every index wanted, empty for a row that did not sample."""
+    if wanted is None:
+        return ()
+    by_index = {
+        int(chosen[row.index]): RowLogprobs(
+            int(chosen[row.index]), row.sampled, row.top_values, row.top_ids
+        )
+        for row in found
+    }
+    return tuple(by_index.get(int(i)) or RowLogprobs(int(i), ()) for i in wanted.indices)

@@ -1,0 +1,122 @@
+"""The one thread that touches the device, and the queue in front of it.
+
+It runs what it is given, in order, and knows nothing of what that does.
+"""
+
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from drumline.core.errors import InvariantError
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+_LIVENESS_S = 1.0
+
+
+class Answer(Generic[T]):
+    """What a queued task will return.
+
+    Thread: set on the forward thread, awaited by any other.
+    """
+
+    __slots__ = ("_done", "_error", "_thread", "_value")
+
+    def __init__(self, thread: "ForwardThread") -> None:
+        self._thread = thread
+        self._done = threading.Event()
+        self._value: T | None = None
+        self._error: BaseException | None = None
+
+    def settle(self, value: T | None, error: BaseException | None) -> None:
+        """Give the answer, once."""
+        self._value = value
+        self._error = error
+        self._done.set()
+
+    def wait(self) -> T | None:
+        """Return the task's value once it ran, or raise what it raised."""
+        while not self._done.wait(_LIVENESS_S):
+            if not self._thread.alive:
+                raise InvariantError("the forward thread is gone")
+        if self._error is not None:
+            raise self._error
+        return self._value
+
+
+class _Task(Generic[T]):
+    """A task and where its answer goes. A `vital` one that fails ends the thread's work."""
+
+    __slots__ = ("answer", "run", "vital")
+
+    def __init__(self, run: Callable[[], T], answer: Answer[T], vital: bool) -> None:
+        self.run = run
+        self.answer = answer
+        self.vital = vital
+
+
+class ForwardThread:
+    """Runs tasks one at a time, first in, first out."""
+
+    __slots__ = ("_failure", "_queue", "_thread")
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[_Task[object] | None] = queue.SimpleQueue()
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._serve, name="forward", daemon=True)
+        self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def submit(self, run: Callable[[], T]) -> Answer[T]:
+        """Queue a task that must not fail: if it does, no later one runs.
+
+        Raises InvariantError, with the first failure as its cause, once a task failed.
+        """
+        if self._failure is not None:
+            raise _failed(self._failure)
+        return self._put(run, vital=True)
+
+    def call(self, run: Callable[[], T]) -> T:
+        """Run a task and return its value, or raise what it raised; later ones still run."""
+        if self._failure is not None:
+            raise _failed(self._failure)
+        value: T | None = self._put(run, vital=False).wait()
+        return value  # type: ignore[return-value]  # None only where T is
+
+    def stop(self, timeout_s: float = 60.0) -> None:
+        """Run what is queued, then end the thread. Idempotent."""
+        self._queue.put(None)
+        self._thread.join(timeout_s)
+
+    def _put(self, run: Callable[[], T], *, vital: bool) -> Answer[T]:
+        answer: Answer[T] = Answer(self)
+        self._queue.put(_Task(run, answer, vital))  # type: ignore[arg-type]  # mixed answers
+        return answer
+
+    def _serve(self) -> None:
+        while (task := self._queue.get()) is not None:
+            if self._failure is not None:
+                task.answer.settle(None, _failed(self._failure))
+                continue
+            try:
+                value = task.run()
+            except BaseException as error:
+                if task.vital:
+                    _log.exception("the forward thread failed")
+                    self._failure = error
+                    error = _failed(error)
+                task.answer.settle(None, error)
+            else:
+                task.answer.settle(value, None)
+
+
+def _failed(cause: BaseException) -> InvariantError:
+    error = InvariantError(f"the forward thread failed: {type(cause).__name__}: {cause}")
+    error.__cause__ = cause
+    return error

@@ -1,0 +1,275 @@
+"""What a checkpoint says of its model, in one form for every file format.
+
+It reads config.json or GGUF metadata, and refuses by name what the decoder
+does not compute. It touches no tensors.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+from drumline.core.errors import ConfigError
+from drumline.core.gguf_file import GgufFile, TensorType, read_gguf
+from drumline.core.model_files import ModelFiles, ModelFormat, read_json
+
+
+class LinearRope(Struct, frozen=True):
+    """All positions are divided by `factor`."""
+
+    factor: float
+
+
+class Llama3Rope(Struct, frozen=True):
+    """Long wavelengths are stretched by `factor`, short ones kept, with a ramp between."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_positions: int
+
+
+class DecoderConfig(Struct, frozen=True, kw_only=True):
+    """A Llama-like decoder: its sizes, and which of the family's variations it has."""
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    norm_eps: float
+    max_positions: int
+    rope_theta: float
+    rope_scaling: LinearRope | Llama3Rope | None = None
+    windows: tuple[int | None, ...]
+    """Per layer, how many tokens back attention reads, itself included; None reads all."""
+    tied_embeddings: bool = False
+    qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    eos_token_ids: tuple[int, ...] = ()
+    stored_dtype: str = "float32"
+    """The float type of the checkpoint; `quantized` where it has none."""
+
+
+_HF_ARCHITECTURES = (
+    "LlamaForCausalLM",
+    "MistralForCausalLM",
+    "Qwen2ForCausalLM",
+    "Qwen3ForCausalLM",
+)
+_GGUF_ARCHITECTURES = ("llama", "qwen2", "qwen3")
+
+
+def read_config(files: ModelFiles) -> DecoderConfig:
+    """Return what the checkpoint says of its model.
+
+    Raises ConfigError naming the file and what it has that is not supported, or
+    lacks.
+    """
+    if files.format is ModelFormat.GGUF:
+        return from_gguf(read_gguf(files.path))
+    path = files.path / "config.json"
+    generation = files.path / "generation_config.json"
+    return from_json(path, read_json(path), read_json(generation) if generation.is_file() else {})
+
+
+def from_json(path: Path, config: dict[str, Any], generation: dict[str, Any]) -> DecoderConfig:
+    """Return the decoder of a Hugging Face `config`, read from `path`."""
+
+    def refuse(reason: str) -> ConfigError:
+        return ConfigError(str(path), reason)
+
+    names = config.get("architectures") or [config.get("model_type", "")]
+    architecture = str(names[0])
+    if architecture not in _HF_ARCHITECTURES:
+        raise refuse(
+            f"architecture {architecture!r} is not supported; supported are "
+            + ", ".join(_HF_ARCHITECTURES)
+        )
+    if config.get("quantization_config"):
+        method = config["quantization_config"].get("quant_method", "unknown")
+        raise refuse(f"quantization {method!r} is not supported; use plain weights or a GGUF file")
+    if (act := config.get("hidden_act", "silu")) != "silu":
+        raise refuse(f"hidden_act {act!r} is not supported; silu is")
+
+    qwen = architecture.startswith("Qwen")
+    heads = _integer(path, config, "num_attention_heads")
+    hidden = _integer(path, config, "hidden_size")
+    layers = _integer(path, config, "num_hidden_layers")
+    attention_bias = bool(config.get("attention_bias", False))
+    theta, scaling = _rope_from_json(path, config)
+    eos = generation.get("eos_token_id", config.get("eos_token_id"))
+    return _checked(
+        path,
+        DecoderConfig(
+            architecture=architecture,
+            vocab_size=_integer(path, config, "vocab_size"),
+            hidden_size=hidden,
+            intermediate_size=_integer(path, config, "intermediate_size"),
+            layers=layers,
+            heads=heads,
+            kv_heads=_integer(path, config, "num_key_value_heads", heads),
+            head_dim=_integer(path, config, "head_dim", hidden // heads),
+            norm_eps=float(config.get("rms_norm_eps", 1e-6)),
+            max_positions=_integer(path, config, "max_position_embeddings"),
+            rope_theta=theta,
+            rope_scaling=scaling,
+            windows=_windows(path, config, layers, qwen),
+            tied_embeddings=bool(config.get("tie_word_embeddings", False)),
+            qkv_bias=attention_bias or architecture == "Qwen2ForCausalLM",
+            output_bias=attention_bias,
+            mlp_bias=bool(config.get("mlp_bias", False)),
+            qk_norm=architecture == "Qwen3ForCausalLM",
+            eos_token_ids=_ids(eos),
+            stored_dtype=str(config.get("dtype") or config.get("torch_dtype") or "float32"),
+        ),
+    )
+
+
+def from_gguf(file: GgufFile) -> DecoderConfig:
+    """Return the decoder that a GGUF file's metadata and tensor names describe."""
+    architecture = str(file.require("general.architecture"))
+    if architecture not in _GGUF_ARCHITECTURES:
+        raise ConfigError(
+            str(file.path),
+            f"architecture {architecture!r} is not supported; supported in GGUF files are "
+            + ", ".join(_GGUF_ARCHITECTURES),
+        )
+    metadata = {key.removeprefix(f"{architecture}."): value for key, value in file.metadata.items()}
+
+    def integer(key: str, default: int | None = None) -> int:
+        return _integer(file.path, metadata, key, default)
+
+    heads = integer("attention.head_count")
+    hidden = integer("embedding_length")
+    layers = integer("block_count")
+    head_dim = integer("attention.key_length", hidden // heads if heads else 0)
+    if integer("rope.dimension_count", head_dim) != head_dim:
+        raise ConfigError(
+            str(file.path), "rotates only part of a head (rope.dimension_count); not supported"
+        )
+    embedding = file.tensors.get("token_embd.weight")
+    window = metadata.get("attention.sliding_window")
+    return _checked(
+        file.path,
+        DecoderConfig(
+            architecture=architecture,
+            vocab_size=embedding.shape[0] if embedding else integer("vocab_size"),
+            hidden_size=hidden,
+            intermediate_size=integer("feed_forward_length"),
+            layers=layers,
+            heads=heads,
+            kv_heads=integer("attention.head_count_kv", heads),
+            head_dim=head_dim,
+            norm_eps=float(metadata.get("attention.layer_norm_rms_epsilon", 1e-5)),
+            max_positions=integer("context_length"),
+            rope_theta=float(metadata.get("rope.freq_base", 10000.0)),
+            rope_scaling=_rope_from_gguf(file.path, metadata),
+            windows=(int(window) if window else None,) * layers,
+            tied_embeddings="output.weight" not in file.tensors,
+            qkv_bias="blk.0.attn_q.bias" in file.tensors,
+            output_bias="blk.0.attn_output.bias" in file.tensors,
+            mlp_bias="blk.0.ffn_down.bias" in file.tensors,
+            qk_norm="blk.0.attn_q_norm.weight" in file.tensors,
+            eos_token_ids=_ids(
+                [file.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot")]
+            ),
+            stored_dtype=_stored_dtype(file),
+        ),
+    )
+
+
+def _integer(path: Path, values: dict[str, Any], key: str, default: int | None = None) -> int:
+    value = values.get(key)
+    if value is None:
+        value = default
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        found = "lacks it" if value is None else f"has {value!r}"
+        raise ConfigError(str(path), f"expected a positive integer {key}, {found}")
+    return value
+
+
+def _ids(value: Any) -> tuple[int, ...]:
+    values = value if isinstance(value, list) else [value]
+    return tuple(dict.fromkeys(token for token in values if isinstance(token, int)))
+
+
+def _rope_from_json(
+    path: Path, config: dict[str, Any]
+) -> tuple[float, LinearRope | Llama3Rope | None]:
+    # Newer files keep the base and the scaling together, older ones apart.
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    theta = float(rope.get("rope_theta", config.get("rope_theta", 10000.0)))
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    partial = rope.get("partial_rotary_factor", config.get("partial_rotary_factor"))
+    if partial not in (None, 1, 1.0):
+        raise ConfigError(str(path), f"partial_rotary_factor {partial} is not supported")
+    try:
+        if kind == "default":
+            return theta, None
+        if kind == "linear":
+            return theta, LinearRope(float(rope["factor"]))
+        if kind == "llama3":
+            return theta, Llama3Rope(
+                float(rope["factor"]),
+                float(rope["low_freq_factor"]),
+                float(rope["high_freq_factor"]),
+                int(rope["original_max_position_embeddings"]),
+            )
+    except KeyError as error:
+        raise ConfigError(str(path), f"rope scaling {kind!r} lacks {error}") from error
+    raise ConfigError(
+        str(path), f"rope scaling {kind!r} is not supported; default, linear and llama3 are"
+    )
+
+
+def _rope_from_gguf(path: Path, metadata: dict[str, Any]) -> LinearRope | None:
+    # The llama3 kind is stored as a tensor of factors instead.
+    kind = metadata.get("rope.scaling.type", "none")
+    factor = float(metadata.get("rope.scaling.factor", 1.0))
+    if kind == "none":
+        return None
+    if kind == "linear":
+        return LinearRope(factor)
+    raise ConfigError(str(path), f"rope scaling {kind!r} is not supported; none and linear are")
+
+
+def _windows(path: Path, config: dict[str, Any], layers: int, qwen: bool) -> tuple[int | None, ...]:
+    window = config.get("sliding_window")
+    if window is None or (qwen and not config.get("use_sliding_window", False)):
+        return (None,) * layers
+    window = _integer(path, config, "sliding_window")
+    kinds = config.get("layer_types")
+    if kinds is not None:
+        if len(kinds) != layers:
+            raise ConfigError(
+                str(path), f"layer_types has {len(kinds)} entries for {layers} layers"
+            )
+        return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+    first = int(config.get("max_window_layers", 28)) if qwen else 0
+    return tuple(window if layer >= first else None for layer in range(layers))
+
+
+def _stored_dtype(file: GgufFile) -> str:
+    kinds = {entry.type for entry in file.tensors.values() if len(entry.shape) > 1}
+    plain = {
+        TensorType.F32: "float32",
+        TensorType.F16: "float16",
+        TensorType.BF16: "bfloat16",
+    }
+    return plain[kinds.pop()] if len(kinds) == 1 and kinds <= plain.keys() else "quantized"
+
+
+def _checked(path: Path, config: DecoderConfig) -> DecoderConfig:
+    if config.heads % config.kv_heads:
+        raise ConfigError(
+            str(path), f"{config.heads} attention heads cannot share {config.kv_heads} KV heads"
+        )
+    if config.head_dim % 2:
+        raise ConfigError(str(path), f"head_dim {config.head_dim} is odd; rotation needs pairs")
+    return config

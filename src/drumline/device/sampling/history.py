@@ -1,0 +1,76 @@
+"""What requests with penalties have read and said, counted by token."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from drumline.contract.arrays import FloatArray, IntArray
+
+
+class Histories:
+    """Per slot, which tokens the prompt holds and how often each token was sampled.
+
+    Slots are given to requests that ask for a penalty, and to no others: a slot
+    costs five bytes for each token of the vocabulary.
+    """
+
+    __slots__ = ("_free", "_prompted", "_sampled", "_vocab")
+
+    def __init__(self, vocab: int) -> None:
+        self._vocab = vocab
+        self._free: list[int] = []
+        self._prompted = torch.zeros((0, vocab), dtype=torch.bool)
+        self._sampled = torch.zeros((0, vocab), dtype=torch.int32)
+
+    def take(self, prompt: IntArray) -> int:
+        """Return a slot whose prompt is `prompt` and that has sampled nothing."""
+        if not self._free:
+            self._grow()
+        slot = self._free.pop()
+        self._prompted[slot] = False
+        self._sampled[slot] = 0
+        self._prompted[slot, torch.from_numpy(prompt.astype(np.int64))] = True
+        return slot
+
+    def give_back(self, slot: int) -> None:
+        """Free a slot."""
+        self._free.append(slot)
+
+    def count(self, slots: Tensor, tokens: Tensor) -> None:
+        """Note that `slots[i]` sampled `tokens[i]`."""
+        flat = self._sampled.view(-1)
+        flat.index_add_(0, slots * self._vocab + tokens, torch.ones_like(tokens, dtype=torch.int32))
+
+    def penalize(
+        self,
+        logits: Tensor,
+        slots: Tensor,
+        repetition: FloatArray,
+        frequency: FloatArray,
+        presence: FloatArray,
+    ) -> Tensor:
+        """Return `logits`, `[slots, vocab]`, penalized.
+
+        Repetition divides what is above zero and multiplies what is below, for each
+        token of prompt and answer; frequency and presence are subtracted for tokens
+        of the answer, the one times the count, the other once.
+        """
+        sampled = self._sampled[slots]
+        said = sampled > 0
+        factor = torch.from_numpy(repetition).unsqueeze(1)
+        repeated = torch.where(logits > 0, logits / factor, logits * factor)
+        logits = repeated.where(said | self._prompted[slots], logits)
+        logits -= torch.from_numpy(frequency).unsqueeze(1) * sampled
+        logits -= torch.from_numpy(presence).unsqueeze(1) * said
+        return logits
+
+    def _grow(self) -> None:
+        held = len(self._sampled)
+        added = max(4, held)
+        self._free.extend(range(held + added - 1, held - 1, -1))
+        self._prompted = _longer(self._prompted, added)
+        self._sampled = _longer(self._sampled, added)
+
+
+def _longer(tensor: Tensor, rows: int) -> Tensor:
+    return torch.cat((tensor, torch.zeros((rows, tensor.shape[1]), dtype=tensor.dtype)))

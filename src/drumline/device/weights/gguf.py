@@ -1,0 +1,89 @@
+"""The tensors of a GGUF file, under their Hugging Face names."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from drumline.core.errors import ConfigError
+from drumline.core.gguf_file import read_gguf
+from drumline.device.weights.dequantize import dequantize
+
+ROPE_FACTORS = "rope_factors"
+"""What each rotary frequency is divided by: a tensor that only GGUF files have."""
+
+_TOP = {
+    "model.embed_tokens.weight": "token_embd.weight",
+    "model.norm.weight": "output_norm.weight",
+    "lm_head.weight": "output.weight",
+    ROPE_FACTORS: "rope_freqs.weight",
+}
+_IN_LAYER = {
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+
+
+def gguf_name(name: str) -> str:
+    """Return what a GGUF file calls the tensor of Hugging Face name `name`."""
+    if name in _TOP:
+        return _TOP[name]
+    _, _, layer, rest = name.split(".", 3)
+    part, _, kind = rest.rpartition(".")
+    return f"blk.{layer}.{_IN_LAYER[part]}.{kind}"
+
+
+class GgufWeights:
+    """A GGUF file's tensors, dequantized as they are read."""
+
+    __slots__ = ("_data", "_file", "_interleaved")
+
+    def __init__(self, path: Path, *, heads: int, kv_heads: int) -> None:
+        self._file = read_gguf(path)
+        if self._file.metadata.get("split.count", 1) > 1:
+            raise ConfigError(str(path), "is one part of a split GGUF file; merge the parts first")
+        # Copy on write: torch wants writable memory, and nothing writes to it.
+        self._data = np.memmap(path, np.uint8, mode="c")
+        # The converter of this architecture orders a head's rows as pairs of rotated dimensions;
+        # here the two halves of a head rotate against each other.
+        llama = self._file.metadata.get("general.architecture") == "llama"
+        self._interleaved = {"attn_q": heads, "attn_k": kv_heads} if llama else {}
+
+    def has(self, name: str) -> bool:
+        return gguf_name(name) in self._file.tensors
+
+    def read(self, name: str, out: Tensor) -> None:
+        stored = gguf_name(name)
+        part = stored.split(".")[-2]
+        heads = self._interleaved.get(part)
+        if heads is None:
+            self._read(stored, out)
+            return
+        paired = torch.empty_like(out)
+        self._read(stored, paired)
+        by_head = paired.view(heads, -1, 2, *out.shape[1:])
+        out.copy_(by_head.transpose(1, 2).reshape(out.shape))
+
+    def _read(self, stored: str, out: Tensor) -> None:
+        entry = self._file.tensors.get(stored)
+        if entry is None:
+            raise ConfigError(
+                str(self._file.path), f"lacks the tensor {stored} of shape {tuple(out.shape)}"
+            )
+        if entry.shape != tuple(out.shape):
+            raise ConfigError(
+                str(self._file.path),
+                f"tensor {stored} has shape {entry.shape}; its metadata make it {tuple(out.shape)}",
+            )
+        data = torch.from_numpy(self._data[entry.offset : entry.offset + entry.bytes])
+        dequantize(data, entry.type, out)
