@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 from msgspec import Struct
 
+from drumline.contract.arrays import NO_INTS
 from drumline.contract.request import Admission, GenerateRequest, Sampling
 from drumline.contract.specs import DeviceSpecs
 from drumline.control.requests import CLIENT_ERROR, Admitted, Ending, Reason, Refusal, Request
@@ -65,6 +66,7 @@ class Ingress:
             Admission(
                 rid=asked.rid,
                 prompt_tokens=prompt,
+                prompt_ids=asked.input_ids if asked.sampling.repetition_penalty != 1 else NO_INTS,
                 sampling=asked.sampling,
                 min_new_tokens=asked.min_new_tokens,
                 stop_token_ids=tuple(sorted(stops)),
