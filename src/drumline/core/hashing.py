@@ -53,3 +53,29 @@ def page_digests(
         prior = sha256(b"".join((head, count, data[start : start + step], extra))).digest()
         digests.append(prior)
     return b"".join(digests)
+
+
+def next_digests(
+    priors: list[bytes], pages: npt.NDArray[np.int32], extras: list[bytes]
+) -> list[bytes]:
+    """Return the digest of each page `pages[i]` behind the page of digest `priors[i]`.
+
+    `pages` has shape [n, tokens of a page].
+    """
+    data = pages.tobytes()
+    step = pages.shape[1] * 4
+    count = struct.pack("<I", pages.shape[1])
+    sha256, join = hashlib.sha256, b"".join
+    return [
+        sha256(
+            join(
+                (
+                    (_PRIOR + prior) if prior else _NO_PRIOR,
+                    count,
+                    data[start : start + step],
+                    extra,
+                )
+            )
+        ).digest()
+        for prior, start, extra in zip(priors, range(0, len(data), step), extras, strict=True)
+    ]

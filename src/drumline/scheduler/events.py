@@ -48,6 +48,18 @@ class Aborted(Struct, frozen=True):
 
 
 Event = Results | Finished | Aborted
+"""What the tail of a round advances by."""
+
+
+class Tick(Struct, frozen=True, kw_only=True):
+    """The agreed time and what is allowed from now on, until the next tick."""
+
+    now_us: int = 0
+    allow_forward: bool = True
+
+
+HeadEvent = Tick
+"""What the head of a round advances by."""
 
 
 class IllegalTransitionError(InvariantError):

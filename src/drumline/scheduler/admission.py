@@ -1,0 +1,267 @@
+"""Planning prompts: which request gets a row, from which cached prefix, in which chunks.
+
+Requests are looked at in order of submission. Only one prompt may be unfinished: the
+request that has it goes first, and nobody is admitted behind it in that round. A
+request whose first chunk does not fit is passed over; later, smaller ones may go
+before it.
+"""
+
+from collections import OrderedDict
+from enum import IntEnum
+
+import numpy as np
+from msgspec import Struct
+
+from drumline.contract.arrays import IntArray
+from drumline.core.errors import InvariantError
+from drumline.scheduler.blocks import BlockPool
+from drumline.scheduler.config import PREPAID_TOKENS, SchedulerConfig
+from drumline.scheduler.draft import Draft
+from drumline.scheduler.lifecycle import Move, State
+from drumline.scheduler.prefix import PrefixIndex
+from drumline.scheduler.publication import Publication
+from drumline.scheduler.requests import Request, RequestTable
+from drumline.scheduler.rows import Rows
+from drumline.scheduler.tables import BlockTables
+
+
+class Chunk(Struct, frozen=True, eq=False):
+    """A piece of a prompt in a batch: `tokens` tokens behind the first `start`."""
+
+    request: Request
+    start: int
+    tokens: int
+
+
+class Verdict(IntEnum):
+    """What became of a waiting request in a round."""
+
+    ADMITTED = 0
+    NO_ROOM = 1
+    PREFIX_PENDING = 2
+    """Another request is computing the prefix that this one needs."""
+
+
+class Admission:
+    """The waiting requests, and the one whose prompt is unfinished."""
+
+    __slots__ = (
+        "_caching",
+        "_config",
+        "_epoch",
+        "_fresh",
+        "_index",
+        "_open",
+        "_pool",
+        "_publication",
+        "_requests",
+        "_rows",
+        "_settled",
+        "_sharing",
+        "_tables",
+        "_waiting",
+        "verdicts",
+    )
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        requests: RequestTable,
+        rows: Rows,
+        pool: BlockPool,
+        tables: BlockTables,
+        index: PrefixIndex,
+        publication: Publication,
+    ) -> None:
+        self._config = config
+        self._caching = config.prefix_caching
+        self._sharing = config.prefix_caching and config.share_in_flight
+        self._requests = requests
+        self._rows = rows
+        self._pool = pool
+        self._tables = tables
+        self._index = index
+        self._publication = publication
+        self._waiting: OrderedDict[str, Request] = OrderedDict()
+        self._open: Request | None = None
+        self._fresh: list[Request] = []
+        self._epoch = 0
+        self._settled = -1
+        self.verdicts: dict[str, Verdict] = {}
+        """Why a waiting request was passed over when it was last looked at."""
+
+    def add(self, request: Request) -> None:
+        """Line up a submitted request."""
+        self._waiting[request.rid] = request
+        self._settled = -1
+
+    def leave(self, request: Request) -> None:
+        """Forget a request that ended."""
+        if self._waiting.pop(request.rid, None) is not None:
+            self.verdicts.pop(request.rid, None)
+        if self._open is request:
+            self._open = None
+        if self._sharing:
+            self._publication.withdraw(request)
+
+    def settle(self) -> None:
+        """Publish the prompt pages that the plan before this one computes."""
+        for request in self._fresh:
+            if request.state is not State.FINISHED:
+                self._publication.publish_prompt(request, request.planned)
+        self._fresh.clear()
+
+    def plan(self, draft: Draft, budget: int) -> list[Chunk]:
+        """Plan prompt chunks of at most `budget` tokens in all."""
+        chunks: list[Chunk] = []
+        if self._open is not None:
+            chunk = self._next_chunk(self._open, budget, draft)
+            if chunk is None:
+                return chunks
+            chunks.append(chunk)
+            budget -= chunk.tokens
+        if self._open is None and budget > 0 and self._waiting:
+            self._admit_waiting(chunks, budget, draft)
+        return chunks
+
+    def _admit_waiting(self, chunks: list[Chunk], budget: int, draft: Draft) -> None:
+        if not self._rows.free or self._settled == self._pool.releases:
+            return
+        admitted: list[str] = []
+        pending = False
+        complete = True
+        for request in self._waiting.values():
+            if budget <= 0 or not self._rows.free or self._open is not None:
+                complete = False
+                break
+            outcome = self._admit(request, budget, draft)
+            if isinstance(outcome, Chunk):
+                admitted.append(request.rid)
+                chunks.append(outcome)
+                budget -= outcome.tokens
+            else:
+                self.verdicts[request.rid] = outcome
+                pending = pending or outcome is Verdict.PREFIX_PENDING
+        for rid in admitted:
+            del self._waiting[rid]
+            self.verdicts.pop(rid, None)
+        # Whoever is left did not fit, and will not until something is released.
+        if complete and not pending:
+            self._settled = self._pool.releases
+
+    # -- one request --------------------------------------------------------------
+
+    def _admit(self, request: Request, budget: int, draft: Draft) -> Chunk | Verdict:
+        pages, hits = self._match(request)
+        if (
+            self._sharing
+            and pages < len(request.digests)
+            and (pages + 1) * self._config.prefix_granularity <= self._cap(request)
+            and self._publication.promised(request.digests[pages])
+        ):
+            return Verdict.PREFIX_PENDING
+        cached = pages * self._config.prefix_granularity
+        tokens = min(budget, request.prompt_tokens - cached)
+        target = self._target(request, cached + tokens)
+        for hit in hits:
+            self._pool.hold(hit)
+        if not self._pool.make_room(self._tables.needs(target, cached)):
+            for hit in hits:
+                self._pool.release(hit)
+            return Verdict.NO_ROOM
+        self._epoch += 1
+        row = self._rows.take(request)
+        request.row = row
+        request.epoch = self._epoch
+        request.cached_tokens = request.planned = cached
+        request.published = pages
+        draft.bind(row, int(self._rows.generation[row]), request.rid)
+        self._tables.open(row, self._epoch, hits, target, draft)
+        if self._sharing:
+            self._publication.promise(request)
+        return self._feed(request, tokens)
+
+    def _cap(self, request: Request) -> int:
+        """Prompt tokens that may come from the cache: the last one never does."""
+        return min(request.prompt_tokens - 1, request.max_cached_tokens)
+
+    def _match(self, request: Request) -> tuple[int, list[IntArray]]:
+        """Return how many prefix pages all groups have cached, and each group's blocks."""
+        index = self._index
+        nodes: list[int] = []
+        if self._caching:
+            limit = self._cap(request) // self._config.prefix_granularity
+            nodes = index.known(request.digests[:limit])
+        if not nodes:
+            return 0, []
+        at = np.array(nodes, np.int32)
+        pages = len(at)
+        for group in range(len(index.slots)):
+            whole = (index.blocks[group][at[:pages]] > 0).all(axis=1)
+            if not whole.all():
+                pages = int(np.argmin(whole))
+        if not pages:
+            return 0, []
+        return pages, [blocks[at[:pages]].reshape(-1) for blocks in index.blocks]
+
+    def _target(self, request: Request, planned: int) -> int:
+        """Return the tokens to have room for once `planned` prompt tokens are planned."""
+        if request.max_new_tokens:
+            return request.prompt_tokens + min(request.max_new_tokens, PREPAID_TOKENS)
+        if planned == request.prompt_tokens:
+            return planned + self._config.decode_tokens
+        return planned
+
+    def _next_chunk(self, request: Request, budget: int, draft: Draft) -> Chunk | None:
+        tokens = min(budget, request.prompt_tokens - request.planned)
+        if tokens <= 0:
+            return None
+        target = self._target(request, request.planned + tokens)
+        if not self._tables.grow(request.row, target, draft):
+            return None
+        return self._feed(request, tokens)
+
+    def _feed(self, request: Request, tokens: int) -> Chunk:
+        """Plan the next `tokens` tokens of a prompt whose row has the room."""
+        rows, row, start = self._rows, request.row, request.planned
+        request.planned = start + tokens
+        rows.computed[row] = request.planned
+        if request.planned < request.prompt_tokens:
+            self._requests.move(request, Move.CHUNK)
+            rows.silent[row] += 1
+            self._open = request
+            if self._sharing:
+                self._fresh.append(request)
+        else:
+            self._requests.move(request, Move.LAST_CHUNK)
+            self._open = None
+            rows.outstanding[row] += 1
+            self._finish_prompt(request)
+        return Chunk(request, start, tokens)
+
+    def _finish_prompt(self, request: Request) -> None:
+        """Set up the row's fields for what follows the prompt."""
+        rows, row, size = self._rows, request.row, self._config.prefix_granularity
+        rows.known[row] = request.prompt_tokens
+        if not self._caching:
+            return
+        hashed = request.prompt_tokens // size * size
+        rows.hashed[row] = hashed
+        if request.digests:
+            rows.digests[row] = request.digests[-1]
+        tail = request.tokens[hashed:]
+        at = hashed % rows.recent.shape[1]
+        rows.recent[row, at : at + len(tail)] = tail
+        self._fresh.append(request)
+
+    def check(self) -> None:
+        """Raise InvariantError unless exactly the submitted requests wait."""
+        submitted = {
+            request.rid for request in self._requests.values() if request.state is State.SUBMITTED
+        }
+        if submitted != set(self._waiting):
+            raise InvariantError("the waiting requests are not those submitted")
+        if self._open is not None and self._open.state is not State.PREFILLING:
+            raise InvariantError(f"{self._open!r} is taken for an unfinished prompt")
+        if self._requests.counts[State.PREFILLING] != (self._open is not None):
+            raise InvariantError("more than one prompt is unfinished")

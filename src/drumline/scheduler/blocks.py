@@ -1,0 +1,446 @@
+"""The device pool: parents, the blocks that groups cut from them, and who holds them.
+
+One pool of equally sized parents serves all groups; parent 0 is the null page. A
+group packs `blocks_per_parent` blocks into a parent, which belongs to that group
+from its first block to its last. Inside the scheduler all groups' blocks are
+numbered in one space, so that one array says how often each is held; 0 is the
+null block of every group. `pages` translates to a group's own page ids.
+
+A block is free, held (by tables or transfers), or cached and held by nobody; the
+last are given up in eviction order when room is needed. The pool does not know
+what a cached block holds: it tells `forget` which ones it gives up.
+"""
+
+from bisect import bisect_left, insort
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from drumline.contract.arrays import IntArray
+from drumline.contract.specs import CacheGroup
+from drumline.core.errors import InvariantError
+from drumline.scheduler.eviction import EvictionOrder
+
+FULL_HISTORY = 2
+"""Eviction rank of blocks that carry history, behind those that only mark a boundary."""
+
+
+class FreeList:
+    """Parent ids, first in first out, in a ring that is never reallocated."""
+
+    __slots__ = ("_count", "_head", "_ring")
+
+    def __init__(self, capacity: int) -> None:
+        self._ring = np.arange(1, capacity + 1, dtype=np.int32)
+        self._head = 0
+        self._count = capacity
+
+    def __len__(self) -> int:
+        return self._count
+
+    def take(self, count: int) -> IntArray:
+        """Remove and return the `count` ids that are free the longest."""
+        head, size = self._head, len(self._ring)
+        end = head + count
+        if end <= size:
+            taken = self._ring[head:end].copy()
+        else:
+            taken = np.concatenate((self._ring[head:], self._ring[: end - size]))
+        self._head = end % size
+        self._count -= count
+        return taken
+
+    def put(self, ids: IntArray) -> None:
+        """Append `ids`."""
+        size, count = len(self._ring), len(ids)
+        start = (self._head + self._count) % size
+        first = min(count, size - start)
+        self._ring[start : start + first] = ids[:first]
+        self._ring[: count - first] = ids[first:]
+        self._count += count
+
+    def ids(self) -> IntArray:
+        """Return a copy of what is free, the longest free first."""
+        return np.roll(self._ring, -self._head)[: self._count]
+
+
+class BlockPool:
+    """Parents 1 … num_parents-1 and the groups' blocks in them."""
+
+    __slots__ = (
+        "_cached",
+        "_forget",
+        "_free",
+        "_mask",
+        "_order",
+        "_owner",
+        "_partial",
+        "_used",
+        "base",
+        "depth",
+        "epoch",
+        "evictable",
+        "group_of",
+        "loose",
+        "num_parents",
+        "packing",
+        "rank",
+        "refs",
+        "releases",
+    )
+
+    def __init__(
+        self,
+        groups: Sequence[CacheGroup],
+        num_parents: int,
+        forget: Callable[[int, IntArray], None],
+    ) -> None:
+        self.num_parents = num_parents
+        self.packing = [group.blocks_per_parent for group in groups]
+        sizes = [(num_parents - 1) * packing for packing in self.packing]
+        self.base = [sum(sizes[:index]) for index in range(len(sizes))]
+        total = sum(sizes) + 1
+        self.refs: IntArray = np.zeros(total, np.int32)
+        self.depth: IntArray = np.zeros(total, np.int32)
+        self.epoch: npt.NDArray[np.int64] = np.zeros(total, np.int64)
+        self.group_of = np.zeros(total, np.int8)
+        for index, (base, size) in enumerate(zip(self.base, sizes, strict=True)):
+            self.group_of[base + 1 : base + 1 + size] = index
+        self.rank = [FULL_HISTORY] * len(groups)
+        self.evictable = 0
+        self.releases = 0
+        """Grows whenever blocks become free or evictable; waiting for room watches it."""
+        self._cached: npt.NDArray[np.bool_] = np.zeros(total, np.bool_)
+        self._forget = forget
+        self._free = FreeList(num_parents - 1)
+        self._order = EvictionOrder(self.depth, self._live)
+        # Of packed groups only: a parent's owner, how many of its blocks are out, which
+        # are not (bits), and the group's parents with room, by blocks out.
+        self._owner = [-1] * num_parents
+        self._used = [0] * num_parents
+        self._mask = [0] * num_parents
+        self._partial: list[list[list[int]]] = [[[] for _ in range(k)] for k in self.packing]
+        self.loose = [0] * len(groups)
+        """Free blocks of a packed group inside parents it owns."""
+
+    # -- what there is ------------------------------------------------------------
+
+    @property
+    def empty(self) -> int:
+        """Parents that hold nothing."""
+        return len(self._free)
+
+    def pages(self, group: int, blocks: IntArray) -> IntArray:
+        """Return the group's own page ids of `blocks`; null stays null."""
+        base = self.base[group]
+        return np.where(blocks > 0, blocks - np.int32(base), 0) if base else blocks
+
+    def parents(self, blocks: IntArray) -> IntArray:
+        """Return the distinct parents of `blocks`, null left out."""
+        blocks = blocks[blocks > 0]
+        groups = self.group_of[blocks]
+        packing = np.array(self.packing, np.int32)[groups]
+        base = np.array(self.base, np.int32)[groups]
+        return np.unique((blocks - base - 1) // packing + 1)
+
+    def is_cached(self, blocks: IntArray) -> npt.NDArray[np.bool_]:
+        return self._cached[blocks]
+
+    def fits(self, needs: Sequence[int]) -> bool:
+        """Whether `needs[g]` blocks of every group can be taken without giving up any."""
+        parents = 0
+        for need, loose, packing in zip(needs, self.loose, self.packing, strict=True):
+            if need > loose:
+                parents += -((loose - need) // packing)
+        return parents <= len(self._free)
+
+    # -- taking and giving back ---------------------------------------------------
+
+    def make_room(self, needs: Sequence[int]) -> bool:
+        """Give up as few cached blocks as needed for `needs`; False, and nothing happened."""
+        if self.fits(needs):
+            return True
+        if not self.evictable:
+            return False
+        if len(self.packing) == 1 and self.packing[0] == 1:
+            short = needs[0] - len(self._free)
+            if short > self.evictable:
+                return False
+            self._evict(self._order.pop(short))
+            return True
+        return self._make_packed_room(needs)
+
+    def take(self, group: int, count: int) -> IntArray:
+        """Take `count` blocks of a group, each held once. `fits` must have said yes."""
+        packing = self.packing[group]
+        if packing == 1:
+            blocks = self._free.take(count)
+            if self.base[group]:
+                blocks += np.int32(self.base[group])
+        else:
+            blocks = np.array([self._take_packed(group, packing) for _ in range(count)], np.int32)
+        self.refs[blocks] = 1
+        return blocks
+
+    def hold(self, blocks: IntArray) -> None:
+        """Hold `blocks`, distinct and cached or held already, once more."""
+        refs = self.refs[blocks]
+        self.evictable -= len(refs) - int(np.count_nonzero(refs))
+        self.refs[blocks] = refs + 1
+
+    def release(self, blocks: IntArray) -> None:
+        """Release one hold of each of `blocks`, which are distinct and not null."""
+        refs = self.refs[blocks] - np.int32(1)
+        self.refs[blocks] = refs
+        if refs.all():
+            return
+        loose = blocks[refs == 0]
+        self.releases += 1
+        cached = self._cached[loose]
+        if cached.any():
+            waiting = loose[cached]
+            self._file(waiting)
+            loose = loose[~cached]
+        if len(loose):
+            self._put(loose)
+
+    # -- the cache's side ---------------------------------------------------------
+
+    def cache(self, blocks: IntArray, depths: IntArray) -> None:
+        """Mark held `blocks` as findable; released, they wait to be taken or given up."""
+        self._cached[blocks] = True
+        self.depth[blocks] = depths
+
+    def uncache(self, blocks: IntArray) -> None:
+        """Mark `blocks` as not findable any more; free those nobody holds."""
+        self._cached[blocks] = False
+        idle = blocks[self.refs[blocks] == 0]
+        if len(idle):
+            self.evictable -= len(idle)
+            self.releases += 1
+            self._put(idle)
+
+    def _file(self, blocks: IntArray) -> None:
+        self.evictable += len(blocks)
+        keys = self.epoch[blocks] * len(self.rank) + self.group_of[blocks]
+        first = int(keys[0])
+        if (keys == first).all():
+            epoch, group = divmod(first, len(self.rank))
+            self._order.file(blocks, epoch, self.rank[group], self.evictable)
+            return
+        for key in np.unique(keys).tolist():
+            epoch, group = divmod(key, len(self.rank))
+            self._order.file(blocks[keys == key], epoch, self.rank[group], self.evictable)
+
+    def _live(self, blocks: IntArray, epoch: int) -> IntArray:
+        live = (self.refs[blocks] == 0) & self._cached[blocks] & (self.epoch[blocks] == epoch)
+        alive: IntArray = blocks[live]
+        return alive
+
+    def _evict(self, blocks: IntArray) -> None:
+        if len(self.packing) == 1:
+            self._forget(0, blocks)
+        else:
+            groups = self.group_of[blocks]
+            for group in range(len(self.packing)):
+                mine = blocks[groups == group]
+                if len(mine):
+                    self._forget(group, mine)
+        self._cached[blocks] = False
+        self.evictable -= len(blocks)
+        self._put(blocks)
+
+    # -- parents ------------------------------------------------------------------
+
+    def _put(self, blocks: IntArray) -> None:
+        if len(self.packing) == 1:
+            self._put_group(0, blocks)
+            return
+        groups = self.group_of[blocks]
+        for group in range(len(self.packing)):
+            mine = blocks[groups == group]
+            if len(mine):
+                self._put_group(group, mine)
+
+    def _put_group(self, group: int, blocks: IntArray) -> None:
+        pages = blocks - np.int32(self.base[group]) if self.base[group] else blocks
+        packing = self.packing[group]
+        if packing == 1:
+            self._free.put(pages)
+            return
+        for page in pages.tolist():
+            self._put_packed(group, packing, page)
+
+    def _take_packed(self, group: int, packing: int) -> int:
+        partial = self._partial[group]
+        for used in range(packing - 1, 0, -1):
+            if partial[used]:
+                parent = partial[used].pop(0)
+                self.loose[group] -= 1
+                break
+        else:
+            parent = int(self._free.take(1)[0])
+            used = 0
+            self._owner[parent] = group
+            self._mask[parent] = (1 << packing) - 1
+            self.loose[group] += packing - 1
+        mask = self._mask[parent]
+        slot = (mask & -mask).bit_length() - 1
+        self._mask[parent] = mask & (mask - 1)
+        self._used[parent] = used + 1
+        if used + 1 < packing:
+            insort(partial[used + 1], parent)
+        return self.base[group] + (parent - 1) * packing + slot + 1
+
+    def _put_packed(self, group: int, packing: int, page: int) -> None:
+        parent, slot = divmod(page - 1, packing)
+        parent += 1
+        partial = self._partial[group]
+        used = self._used[parent]
+        if used < packing:
+            partial[used].pop(bisect_left(partial[used], parent))
+        self._used[parent] = used - 1
+        self._mask[parent] |= 1 << slot
+        if used > 1:
+            insort(partial[used - 1], parent)
+            self.loose[group] += 1
+        else:
+            self._owner[parent] = -1
+            self.loose[group] -= packing - 1
+            self._free.put(np.array([parent], np.int32))
+
+    def _make_packed_room(self, needs: Sequence[int]) -> bool:
+        """Choose victims in eviction order until `needs` fit, then spare those not needed."""
+        trial = _Trial(self, needs)
+        victims: list[int] = []
+        while not trial.fits():
+            block = self._order.pop(1)
+            if not len(block):
+                break
+            victims.append(int(block[0]))
+            trial.give_up(victims[-1])
+        if not victims:
+            return False
+        if trial.fits():
+            chosen = [block for block in reversed(victims) if not trial.spare(block)]
+        else:
+            chosen = []
+        given = set(chosen)
+        spared = np.array([block for block in victims if block not in given], np.int32)
+        if len(spared):
+            self.evictable -= len(spared)
+            self._file(spared)
+        if chosen:
+            self._evict(np.array(chosen[::-1], np.int32))
+        return bool(chosen)
+
+    # -- proof --------------------------------------------------------------------
+
+    def clear(self) -> None:
+        """Give up every cached block that nobody holds."""
+        blocks = self._order.waiting()
+        if len(blocks):
+            self._evict(blocks)
+            self.releases += 1
+        self._order.clear()
+
+    def active_parents(self) -> int:
+        """Return how many parents have a block that is held."""
+        if len(self.packing) == 1 and self.packing[0] == 1:
+            return self.num_parents - 1 - self.empty - self.evictable
+        return len(self.parents(np.flatnonzero(self.refs).astype(np.int32)))
+
+    def cached_and_held(self) -> bool:
+        return bool((self._cached & (self.refs > 0)).any())
+
+    def cached_blocks(self) -> IntArray:
+        return np.flatnonzero(self._cached).astype(np.int32)
+
+    def check(self) -> None:
+        """Raise InvariantError unless every parent and block is accounted for."""
+        if (self.refs < 0).any() or self.refs[0] or self._cached[0]:
+            raise InvariantError("a block is released more often than held, or null is held")
+        out = np.flatnonzero((self.refs > 0) | self._cached).astype(np.int32)
+        free = self._free.ids()
+        owned = self.parents(out)
+        if len(np.unique(free)) != len(free) or len(np.intersect1d(free, owned)):
+            raise InvariantError("a parent is free twice, or free and in use")
+        if len(free) + len(owned) != self.num_parents - 1:
+            raise InvariantError(
+                f"{self.num_parents - 1 - len(free) - len(owned)} parents are lost"
+            )
+        idle = out[self.refs[out] == 0]
+        if len(idle) != self.evictable:
+            raise InvariantError(f"{self.evictable} blocks count as evictable, {len(idle)} are")
+        if not np.array_equal(np.sort(self._order.waiting()), idle):
+            raise InvariantError("a cached block that nobody holds cannot be given up")
+        for group, packing in enumerate(self.packing):
+            if packing > 1:
+                self._check_packed(group, packing, out[self.group_of[out] == group])
+
+    def _check_packed(self, group: int, packing: int, out: IntArray) -> None:
+        pages = out - np.int32(self.base[group])
+        counts = np.bincount((pages - 1) // packing + 1, minlength=self.num_parents)
+        for parent, count in enumerate(counts.tolist()):
+            if count == 0:
+                if self._owner[parent] == group:
+                    raise InvariantError(f"parent {parent} is empty and has an owner")
+                continue
+            listed = count == packing or parent in self._partial[group][count]
+            if self._owner[parent] != group or self._used[parent] != count or not listed:
+                raise InvariantError(f"parent {parent} of group {group} is not accounted for")
+        loose = sum(packing - count for count in counts.tolist() if count)
+        if loose != self.loose[group]:
+            raise InvariantError(f"group {group} counts {self.loose[group]} loose, has {loose}")
+
+
+class _Trial:
+    """What the pool would have if some blocks were given up, without giving them up."""
+
+    __slots__ = ("_free", "_loose", "_needs", "_pool", "_used")
+
+    def __init__(self, pool: BlockPool, needs: Sequence[int]) -> None:
+        self._pool = pool
+        self._needs = needs
+        self._free = pool.empty
+        self._loose = list(pool.loose)
+        self._used: dict[int, int] = {}
+
+    def fits(self) -> bool:
+        parents = 0
+        for need, loose, packing in zip(self._needs, self._loose, self._pool.packing, strict=True):
+            if need > loose:
+                parents += -((loose - need) // packing)
+        return parents <= self._free
+
+    def give_up(self, block: int) -> None:
+        self._move(block, -1)
+
+    def spare(self, block: int) -> bool:
+        """Take `block` back if the needs still fit then."""
+        self._move(block, 1)
+        if self.fits():
+            return True
+        self._move(block, -1)
+        return False
+
+    def _move(self, block: int, step: int) -> None:
+        pool = self._pool
+        group = int(pool.group_of[block])
+        packing = pool.packing[group]
+        parent = (block - pool.base[group] - 1) // packing + 1
+        if packing == 1:
+            self._free -= step
+            return
+        used = self._used.get(parent)
+        if used is None:
+            used = pool._used[parent]
+        self._used[parent] = used + step
+        self._loose[group] -= step
+        if used + step == 0:  # the parent empties: its other blocks are no longer the group's
+            self._loose[group] -= packing
+            self._free += 1
+        elif used == 0:
+            self._loose[group] += packing
+            self._free -= 1

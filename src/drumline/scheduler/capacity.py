@@ -1,0 +1,33 @@
+"""How many tokens one request can have in a pool, alone."""
+
+from drumline.scheduler.config import SchedulerConfig
+
+
+def max_request_tokens(config: SchedulerConfig) -> int:
+    """Return the longest prompt plus answer that always fits an otherwise empty pool.
+
+    One block a group is left for the copy of a block that is shared in part, and room
+    for the decodes planned ahead.
+    """
+    ahead = config.overlap_depth * config.decode_tokens
+    low, high = (
+        0,
+        (config.num_pages - 1)
+        * min(group.blocks_per_parent * group.block_tokens for group in config.groups),
+    )
+    while low < high:
+        middle = (low + high + 1) // 2
+        if _parents(config, middle + ahead) <= config.num_pages - 1:
+            low = middle
+        else:
+            high = middle - 1
+    if config.max_model_tokens is not None:
+        return min(low, config.max_model_tokens)
+    return low
+
+
+def _parents(config: SchedulerConfig, tokens: int) -> int:
+    return sum(
+        -(-(-(-tokens // group.block_tokens) + 1) // group.blocks_per_parent)
+        for group in config.groups
+    )

@@ -1,0 +1,82 @@
+"""What the scheduler is told once: geometry, limits and policy.
+
+It knows neither flags nor devices; `SchedulerConfig.of` takes what was resolved
+from them.
+"""
+
+from typing import Self
+
+from msgspec import Struct
+
+from drumline.contract.specs import AttentionKind, CacheGroup, DeviceSpecs
+from drumline.core.config import Config
+from drumline.core.errors import ConfigError
+
+PREPAID_TOKENS = 4096
+"""A declared budget is reserved at admission up to this many tokens."""
+
+
+class SchedulerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Geometry, limits and policy of one scheduler. Raises ConfigError when they do not fit."""
+
+    groups: tuple[CacheGroup, ...]
+    num_pages: int
+    """Parents in the device pool, the null page 0 included."""
+    prefix_granularity: int
+    """Tokens of a hashed prefix page."""
+    max_rows: int
+    """Requests that hold a pool row at the same time."""
+    max_scheduled_tokens: int
+    """Tokens one forward may feed."""
+    decode_tokens: int = 1
+    """Tokens a decode row feeds; above 1 all but the first are drafts."""
+    overlap_depth: int = 0
+    """Forwards that may be planned before the one ahead of them is committed: 0 or 1."""
+    mixed_batch: bool = True
+    prefix_caching: bool = True
+    share_in_flight: bool = True
+    """A request waits for the prefix that another one is computing now."""
+    max_model_tokens: int | None = None
+    """Longest prompt plus answer the model takes."""
+
+    @classmethod
+    def of(cls, specs: DeviceSpecs, config: Config) -> Self:
+        """Return the configuration for a device and an operator's choices."""
+        return cls(
+            groups=specs.groups,
+            num_pages=specs.num_pages,
+            prefix_granularity=specs.prefix_granularity,
+            max_rows=specs.max_rows,
+            max_scheduled_tokens=specs.max_scheduled_tokens,
+            overlap_depth=config.schedule.in_flight_depth,
+            mixed_batch=config.schedule.mixed_batch,
+            prefix_caching=config.cache.prefix_caching,
+            max_model_tokens=specs.model.max_model_len,
+        )
+
+    def __post_init__(self) -> None:
+        for name in ("prefix_granularity", "max_rows", "max_scheduled_tokens", "decode_tokens"):
+            if getattr(self, name) < 1:
+                raise ConfigError(name, f"must be at least 1, not {getattr(self, name)}")
+        if self.num_pages < 2:  # noqa: PLR2004 - the null page and one that holds something
+            raise ConfigError("num_pages", f"must be at least 2, not {self.num_pages}")
+        if self.overlap_depth not in (0, 1):
+            raise ConfigError("overlap_depth", f"must be 0 or 1, not {self.overlap_depth}")
+        if not self.groups:
+            raise ConfigError("groups", "at least one cache group is needed")
+        for group in self.groups:
+            _check_group(group, self.prefix_granularity)
+
+
+def _check_group(group: CacheGroup, prefix_granularity: int) -> None:
+    name = f"groups[{group.group_id}]"
+    if group.kind is not AttentionKind.FULL:
+        raise ConfigError(name, f"{group.kind} groups are not scheduled yet")
+    if group.block_tokens < 1 or prefix_granularity % group.block_tokens:
+        raise ConfigError(
+            name,
+            f"block_tokens {group.block_tokens} does not divide "
+            f"prefix_granularity {prefix_granularity}",
+        )
+    if group.blocks_per_parent < 1:
+        raise ConfigError(name, f"blocks_per_parent {group.blocks_per_parent} is below 1")

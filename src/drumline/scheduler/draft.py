@@ -1,0 +1,61 @@
+"""A plan while it is being made: what the parts of the planning add to it."""
+
+import numpy as np
+
+from drumline.contract.arrays import IntArray
+from drumline.contract.plan import (
+    AbortReason,
+    Batch,
+    Bound,
+    PageZeroes,
+    Plan,
+    PlanAbort,
+    TablePatch,
+)
+
+
+class Draft:
+    """Collects one plan. Arrays that are added belong to the plan from then on."""
+
+    __slots__ = ("_aborts", "_bound", "_patches", "_zeroes", "round")
+
+    def __init__(self, number: int) -> None:
+        self.round = number
+        self._bound: list[Bound] = []
+        self._aborts: list[PlanAbort] = []
+        self._patches: dict[int, list[tuple[IntArray, IntArray, IntArray]]] = {}
+        self._zeroes: dict[int, list[IntArray]] = {}
+
+    def bind(self, row: int, generation: int, rid: str) -> None:
+        self._bound.append(Bound(row, generation, rid))
+
+    def patch(self, group: int, rows: IntArray, columns: IntArray, pages: IntArray) -> None:
+        self._patches.setdefault(group, []).append((rows, columns, pages))
+
+    def zero(self, group: int, pages: IntArray) -> None:
+        self._zeroes.setdefault(group, []).append(pages)
+
+    def abort(self, rid: str, reason: AbortReason, detail: str) -> None:
+        self._aborts.append(PlanAbort(rid, reason, detail))
+
+    def done(self, batch: Batch | None) -> Plan:
+        """Return the plan."""
+        return Plan(
+            round=self.round,
+            batch=batch,
+            bound=tuple(self._bound),
+            patches=tuple(
+                TablePatch(group, *map(_joined, zip(*parts, strict=True)))
+                for group, parts in self._patches.items()
+            ),
+            zeroes=tuple(
+                PageZeroes(group, _joined(parts)) for group, parts in self._zeroes.items()
+            ),
+            aborts=tuple(self._aborts),
+        )
+
+
+def _joined(parts: "list[IntArray] | tuple[IntArray, ...]") -> IntArray:
+    array = parts[0] if len(parts) == 1 else np.concatenate(parts)
+    array.flags.writeable = False
+    return array

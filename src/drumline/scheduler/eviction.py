@@ -1,0 +1,97 @@
+"""In which order cached blocks that nobody holds are given up.
+
+Blocks wait under the epoch of the admission that touched them last, oldest epoch
+first; within an epoch by rank, and within a rank the deepest first, so that a
+prefix outlives what hangs on it. Filing is cheap and never undone: a block that
+somebody took since, or that was touched again, is stale where it was filed and is
+skipped there. It knows blocks as numbers and asks nobody what they hold.
+"""
+
+import heapq
+from collections.abc import Callable
+
+import numpy as np
+
+from drumline.contract.arrays import IntArray
+
+RANKS = 4
+"""Ranks of blocks within an epoch, given up in ascending order."""
+
+
+class EvictionOrder:
+    """Blocks nobody holds, in the order they are given up.
+
+    `live` returns which of the blocks filed under an epoch are not stale; `depths`
+    has every block's distance from its prompt's start.
+    """
+
+    __slots__ = ("_buckets", "_depths", "_filed", "_keys", "_live")
+
+    def __init__(self, depths: IntArray, live: Callable[[IntArray, int], IntArray]) -> None:
+        self._depths = depths
+        self._live = live
+        self._buckets: dict[int, list[IntArray]] = {}
+        self._keys: list[int] = []
+        self._filed = 0
+
+    def file(self, blocks: IntArray, epoch: int, rank: int, waiting: int) -> None:
+        """File `blocks`; `waiting` is how many blocks in all are not stale."""
+        key = epoch * RANKS + rank
+        bucket = self._buckets.get(key)
+        if bucket is None:
+            self._buckets[key] = [blocks]
+            heapq.heappush(self._keys, key)
+        else:
+            bucket.append(blocks)
+        self._filed += len(blocks)
+        if self._filed > 2 * waiting + 4096:
+            self._compact()
+
+    def pop(self, count: int) -> IntArray:
+        """Remove and return the `count` blocks to give up first, or as many as there are."""
+        taken: list[IntArray] = []
+        while count and self._keys:
+            key = self._keys[0]
+            bucket = self._sorted(key)
+            chosen = bucket[max(len(bucket) - count, 0) :]
+            rest = bucket[: len(bucket) - len(chosen)]
+            self._filed -= len(chosen)
+            if len(rest):
+                self._buckets[key] = [rest]
+            else:
+                heapq.heappop(self._keys)
+                del self._buckets[key]
+            taken.append(chosen[::-1])
+            count -= len(chosen)
+        if len(taken) == 1:
+            return taken[0]
+        return np.concatenate(taken) if taken else np.empty(0, np.int32)
+
+    def _sorted(self, key: int) -> IntArray:
+        """Return a bucket's blocks that are not stale, shallow to deep."""
+        parts = self._buckets[key]
+        blocks = parts[0] if len(parts) == 1 else np.unique(np.concatenate(parts))
+        live = self._live(blocks, key // RANKS)
+        self._filed -= sum(map(len, parts)) - len(live)
+        return live[np.argsort(self._depths[live], kind="stable")]
+
+    def _compact(self) -> None:
+        for key in list(self._buckets):
+            live = self._sorted(key)
+            if len(live):
+                self._buckets[key] = [live]
+            else:
+                del self._buckets[key]
+        self._keys = list(self._buckets)
+        heapq.heapify(self._keys)
+
+    def clear(self) -> None:
+        self._buckets.clear()
+        self._keys.clear()
+        self._filed = 0
+
+    def waiting(self) -> IntArray:
+        """Return every block that is not stale, each once; for checks."""
+        parts = [self._sorted(key) for key in list(self._buckets)]
+        self._compact()
+        return np.concatenate(parts) if parts else np.empty(0, np.int32)

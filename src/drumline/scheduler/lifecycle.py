@@ -1,0 +1,67 @@
+"""The states of a request, and which move leads from which to which.
+
+A pair that is not in the table is illegal: it raises and changes nothing.
+"""
+
+from enum import IntEnum
+
+from drumline.scheduler.events import IllegalTransitionError
+
+
+class State(IntEnum):
+    """Where a request stands."""
+
+    SUBMITTED = 0
+    PREFILLING = 1
+    """Part of its prompt is planned."""
+    PREFILLED = 2
+    """Its whole prompt is planned; no decode is."""
+    DECODING = 3
+    FINISHING = 4
+    """It ended while results were outstanding; its blocks stay until the last one."""
+    FINISHED = 5
+    """It holds nothing; the next plan forgets it."""
+
+
+class Move(IntEnum):
+    """What can happen to a request."""
+
+    CHUNK = 0
+    """A prompt chunk was planned that does not reach the prompt's end."""
+    LAST_CHUNK = 1
+    DECODE = 2
+    RESULT = 3
+    """Tokens came back from a forward."""
+    FINISH = 4
+    """It ended by itself, with nothing outstanding."""
+    FINISH_LATER = 5
+    """It ended by itself, with results outstanding."""
+    DRAINED = 6
+    """Its last outstanding result came."""
+    ABORT = 7
+
+
+TRANSITIONS: dict[tuple[State, Move], State] = {
+    (State.SUBMITTED, Move.CHUNK): State.PREFILLING,
+    (State.SUBMITTED, Move.LAST_CHUNK): State.PREFILLED,
+    (State.PREFILLING, Move.CHUNK): State.PREFILLING,
+    (State.PREFILLING, Move.LAST_CHUNK): State.PREFILLED,
+    (State.PREFILLED, Move.DECODE): State.DECODING,
+    (State.PREFILLED, Move.RESULT): State.PREFILLED,
+    (State.DECODING, Move.RESULT): State.DECODING,
+    (State.FINISHING, Move.RESULT): State.FINISHING,
+    (State.PREFILLED, Move.FINISH): State.FINISHED,
+    (State.DECODING, Move.FINISH): State.FINISHED,
+    (State.PREFILLED, Move.FINISH_LATER): State.FINISHING,
+    (State.DECODING, Move.FINISH_LATER): State.FINISHING,
+    (State.FINISHING, Move.DRAINED): State.FINISHED,
+    **{(state, Move.ABORT): State.FINISHED for state in State if state is not State.FINISHED},
+}
+
+
+def after(state: State, move: Move, rid: str) -> State:
+    """Return the state that `move` leads to. Raises IllegalTransitionError naming both."""
+    following = TRANSITIONS.get((state, move))
+    if following is None:
+        raise IllegalTransitionError(f"request {rid}: {move.name} is illegal in state {state.name}")
+    return following

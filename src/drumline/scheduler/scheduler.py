@@ -1,0 +1,316 @@
+"""The scheduler: submit requests, advance by events, plan rounds.
+
+It owns the order in which the parts of a round's planning are called, and knows what
+each part must learn when a request ends. The parts know nothing of each other's
+callers.
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from drumline.contract.arrays import IntArray
+from drumline.contract.plan import Batch, Plan
+from drumline.scheduler.admission import Admission, Chunk
+from drumline.scheduler.blocks import BlockPool
+from drumline.scheduler.capacity import max_request_tokens
+from drumline.scheduler.config import SchedulerConfig
+from drumline.scheduler.decoding import Decodes, Decoding
+from drumline.scheduler.draft import Draft
+from drumline.scheduler.events import (
+    Aborted,
+    Event,
+    Finished,
+    HeadEvent,
+    RequestSpec,
+    Results,
+    Sizes,
+)
+from drumline.scheduler.explanation import explain
+from drumline.scheduler.lifecycle import Move, State
+from drumline.scheduler.prefix import PrefixIndex
+from drumline.scheduler.publication import Publication
+from drumline.scheduler.refusal import refusal
+from drumline.scheduler.requests import Request, RequestTable
+from drumline.scheduler.results import Commits
+from drumline.scheduler.rows import Rows
+from drumline.scheduler.tables import BlockTables
+
+
+class Scheduler:
+    """Decides which requests run, in which blocks. A pure function of its calls.
+
+    Calls come as `submit`, `advance_head`, `plan`, `advance`, in rounds; plans are
+    counted from 1. Collective: the ranks of a replica make the same calls.
+    """
+
+    __slots__ = (
+        "_admission",
+        "_apply",
+        "_commits",
+        "_config",
+        "_decoding",
+        "_forwards_allowed",
+        "_index",
+        "_pool",
+        "_publication",
+        "_requests",
+        "_round",
+        "_rows",
+        "_submitted",
+        "_tables",
+        "max_request_tokens",
+    )
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        width, size = config.decode_tokens, config.prefix_granularity
+        self._config = config
+        self.max_request_tokens = max_request_tokens(config)
+        """Longest prompt plus answer that the pool and the model have room for."""
+        slots = [size // group.block_tokens for group in config.groups]
+        self._index = PrefixIndex(slots)
+        self._pool = BlockPool(config.groups, config.num_pages, self._index.forget)
+        self._index.watch(self._pool)
+        # Unhashed tokens: less than a page, and what forwards in flight may add.
+        recent = size * (2 + -(-4 * width // size))
+        self._rows = Rows(config.max_rows, len(config.groups), recent)
+        self._tables = BlockTables(
+            config.groups,
+            self.max_request_tokens + width * (1 + config.overlap_depth),
+            self._pool,
+            self._rows,
+        )
+        self._requests = RequestTable()
+        self._publication = Publication(size, self._index, self._pool, self._tables, self._rows)
+        self._admission = Admission(
+            config,
+            self._requests,
+            self._rows,
+            self._pool,
+            self._tables,
+            self._index,
+            self._publication,
+        )
+        self._decoding = Decoding(
+            config, self._requests, self._rows, self._tables, self._publication, self._end
+        )
+        self._commits = Commits(self._requests, self._rows, width)
+        self._apply: dict[type, Callable[..., None]] = {
+            Results: self._commit,
+            Finished: self._finish,
+            Aborted: self._abort,
+        }
+        self._round = 0
+        self._submitted = 0
+        self._forwards_allowed = True
+
+    # -- requests -----------------------------------------------------------------
+
+    def submit(self, specs: Sequence[RequestSpec]) -> str | None:
+        """Line up requests. Returns why they are refused, and then none is lined up."""
+        reason = refusal(specs, self._requests, self._config, self.max_request_tokens)
+        if reason is not None:
+            return reason
+        for spec in specs:
+            self._submitted += 1
+            request = Request(
+                spec,
+                self._submitted,
+                self._config.prefix_granularity if self._config.prefix_caching else 0,
+            )
+            self._requests.add(request)
+            self._admission.add(request)
+        return None
+
+    # -- feedback -----------------------------------------------------------------
+
+    def advance_head(self, events: Sequence[HeadEvent]) -> None:
+        """Apply what is known before planning."""
+        for event in events:
+            self._forwards_allowed = event.allow_forward
+
+    def advance(self, events: Sequence[Event]) -> None:
+        """Apply what happened since the last plan, in order.
+
+        Raises IllegalTransitionError when an event meets a request in a state that
+        cannot take it; that event changes nothing.
+        """
+        for event in events:
+            self._apply[type(event)](event)
+
+    def _commit(self, results: Results) -> None:
+        for request in self._commits.apply(results):
+            self._end(request, Move.DRAINED)
+
+    def _finish(self, event: Finished) -> None:
+        request = self._requests.get(event.rid)
+        if request is None or request.state in (State.FINISHING, State.FINISHED):
+            return
+        owing = bool(request.row) and bool(self._rows.outstanding[request.row])
+        self._end(request, Move.FINISH_LATER if owing else Move.FINISH)
+
+    def _abort(self, event: Aborted) -> None:
+        request = self._requests.get(event.rid)
+        if request is not None and request.state is not State.FINISHED:
+            self._end(request, Move.ABORT)
+
+    def _end(self, request: Request, move: Move) -> None:
+        """End a request; what it holds is released unless results are outstanding."""
+        self._requests.move(request, move)
+        if move in (Move.FINISH, Move.FINISH_LATER) and self._config.prefix_caching:
+            self._publication.publish_prompt(request, request.prompt_tokens)
+            self._publication.publish_decoded(np.array([request.row], np.int32))
+        self._decoding.leave(request)
+        self._admission.leave(request)
+        if request.state is State.FINISHED and request.row:
+            self._tables.close(request.row)
+            self._rows.give_back(request.row)
+            request.row = 0
+
+    # -- planning -----------------------------------------------------------------
+
+    def plan(self) -> Plan:
+        """Decide the next round."""
+        self._round += 1
+        self._requests.forget_ended()
+        draft = Draft(self._round)
+        self._admission.settle()
+        self._decoding.settle(self._round)
+        if not self._forwards_allowed:
+            return draft.done(None)
+        budget = self._config.max_scheduled_tokens
+        decodes: Decodes | None = None
+        if self._config.mixed_batch:
+            if self._decoding.size:
+                decodes = self._decoding.plan(draft, budget)
+            if decodes is not None:
+                budget -= len(decodes.rows) * self._config.decode_tokens
+            chunks = self._admission.plan(draft, budget)
+        else:
+            chunks = self._admission.plan(draft, budget)
+            if not chunks and self._decoding.size:
+                decodes = self._decoding.plan(draft, budget)
+        for chunk in chunks:
+            if chunk.request.state is State.PREFILLED:
+                self._decoding.add(chunk.request)
+        return draft.done(self._batch(chunks, decodes))
+
+    def _batch(self, chunks: list[Chunk], decodes: Decodes | None) -> Batch | None:
+        if not chunks:
+            if decodes is None:
+                return None
+            return Batch(
+                rows=decodes.rows,
+                generations=decodes.generations,
+                input_lengths=decodes.input_lengths,
+                prefix_lengths=_frozen(decodes.prefix_lengths),
+            )
+        rows = np.array([chunk.request.row for chunk in chunks], np.int32)
+        columns = [
+            rows,
+            self._rows.generation[rows],
+            np.array([chunk.tokens for chunk in chunks], np.int32),
+            np.array([chunk.start for chunk in chunks], np.int32),
+        ]
+        if decodes is not None:
+            tails = (
+                decodes.rows,
+                decodes.generations,
+                decodes.input_lengths,
+                decodes.prefix_lengths,
+            )
+            columns = [np.concatenate(pair) for pair in zip(columns, tails, strict=True)]
+        return Batch(
+            rows=_frozen(columns[0]),
+            generations=_frozen(columns[1]),
+            input_lengths=_frozen(columns[2]),
+            prefix_lengths=_frozen(columns[3]),
+            extends=len(chunks),
+            extend_ids=_frozen(
+                np.concatenate(
+                    [
+                        chunk.request.tokens[chunk.start : chunk.start + chunk.tokens]
+                        for chunk in chunks
+                    ]
+                )
+            ),
+            prompt_lengths=_frozen(
+                np.array([chunk.request.prompt_tokens for chunk in chunks], np.int32)
+            ),
+        )
+
+    # -- what others may know -----------------------------------------------------
+
+    def sizes(self) -> Sizes:
+        """Return how many requests are in which state."""
+        counts = self._requests.counts
+        return Sizes(
+            waiting=counts[State.SUBMITTED],
+            prefilling=counts[State.PREFILLING] + counts[State.PREFILLED],
+            decoding=counts[State.DECODING],
+            finishing=counts[State.FINISHING],
+        )
+
+    def knows(self, rid: str) -> bool:
+        """Whether `rid` is taken; a request that ended is, until the next plan."""
+        return rid in self._requests
+
+    def cached_tokens(self, rid: str) -> int:
+        """Return the prompt tokens that the request's admission found cached; 0 if unknown."""
+        request = self._requests.get(rid)
+        return 0 if request is None else request.cached_tokens
+
+    def token_size(self, rid: str) -> int:
+        """Return the request's tokens, prompt and answer; -1 if unknown."""
+        request = self._requests.get(rid)
+        if request is None:
+            return -1
+        known = int(self._rows.known[request.row]) if request.row else 0
+        return max(known, request.prompt_tokens)
+
+    @property
+    def empty_pages(self) -> int:
+        """Parents of the pool that hold nothing."""
+        return self._pool.empty
+
+    def free_pages(self) -> int:
+        """Return the parents that nobody holds: empty, or cached and nothing else."""
+        return self._config.num_pages - 1 - self.active_pages()
+
+    def active_pages(self) -> int:
+        """Return the parents that live requests hold."""
+        return self._pool.active_parents()
+
+    def can_clear(self) -> bool:
+        """Whether nothing that is cached is held by a live request."""
+        return not self._pool.cached_and_held()
+
+    def clear(self) -> bool:
+        """Forget every cached prefix; False, and nothing happened, while one is held."""
+        if not self.can_clear():
+            return False
+        self._pool.clear()
+        return True
+
+    def drain_kv_events(self) -> list[object]:
+        """Return what became or ceased to be findable since the last drain, net."""
+        return []
+
+    def explain(self, rid: str) -> str:
+        """Say in one line where the request stands and what it waits for."""
+        return explain(rid, self._requests, self._rows, self._pool, self._admission.verdicts)
+
+    def check(self) -> None:
+        """Raise InvariantError unless every page, row and request is accounted for."""
+        self._pool.check()
+        self._index.check(self._pool)
+        self._rows.check()
+        self._tables.check()
+        self._admission.check()
+        self._decoding.check()
+        self._requests.check()
+
+
+def _frozen(array: IntArray) -> IntArray:
+    array.flags.writeable = False
+    return array

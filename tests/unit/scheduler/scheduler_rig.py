@@ -1,0 +1,126 @@
+"""A scheduler with the little of an engine that it needs: forwards that return tokens.
+
+`Rig` keeps a table of its own, changed by plans alone, and checks at every forward
+that the rows it is fed read blocks they were given. Tokens are a function of the
+request and the position, so that two rigs fed alike see alike.
+"""
+
+import numpy as np
+
+from drumline.contract.arrays import NO_INTS
+from drumline.contract.plan import Batch, Plan, decode_plan, encode_plan
+from drumline.contract.specs import CacheGroup
+from drumline.scheduler.config import SchedulerConfig
+from drumline.scheduler.events import Aborted, Finished, RequestSpec, Results
+from drumline.scheduler.scheduler import Scheduler
+
+
+def config(**changes) -> SchedulerConfig:
+    """A small pool with pages of 4 tokens."""
+    fields = {
+        "groups": (CacheGroup(group_id="full", block_tokens=4),),
+        "num_pages": 32,
+        "prefix_granularity": 4,
+        "max_rows": 8,
+        "max_scheduled_tokens": 64,
+    }
+    return SchedulerConfig(**(fields | changes))
+
+
+def spec(rid: str, tokens, **changes) -> RequestSpec:
+    """A request for `tokens`: ids, or how many (then 0, 1, 2 …)."""
+    ids = range(tokens) if isinstance(tokens, int) else tokens
+    return RequestSpec(rid=rid, tokens=np.array(ids, np.int32), **changes)
+
+
+class Rig:
+    """One scheduler, its forwards in flight, and the device's tables."""
+
+    def __init__(self, cfg: SchedulerConfig | None = None, **changes) -> None:
+        self.config = cfg or config(**changes)
+        self.scheduler = Scheduler(self.config)
+        self.tables = [
+            np.zeros((self.config.max_rows + 1, 4096), np.int32) for _ in self.config.groups
+        ]
+        self.bound: dict[int, str] = {}
+        self.in_flight: list[Batch] = []
+        self.plans: list[Plan] = []
+
+    # -- what a test says ---------------------------------------------------------
+
+    def submit(self, rid: str, tokens, **changes) -> str | None:
+        return self.scheduler.submit([spec(rid, tokens, **changes)])
+
+    def plan(self) -> Plan:
+        """Plan a round, carry its patches out and put its forward in flight."""
+        plan = decode_plan(encode_plan(self.scheduler.plan()))
+        self.scheduler.check()
+        self.plans.append(plan)
+        for patch in plan.patches:
+            self.tables[patch.group][patch.rows, patch.columns] = patch.blocks
+        for bound in plan.bound:
+            self.bound[bound.row] = bound.rid
+        if plan.batch is not None:
+            self._read(plan.batch)
+            self.in_flight.append(plan.batch)
+        return plan
+
+    def commit(self, count: int = 1) -> None:
+        """Return the oldest forward's results, `count` tokens a decode row."""
+        self.scheduler.advance([self.results(count)])
+        self.scheduler.check()
+
+    def results(self, count: int = 1) -> Results:
+        return results_of(self.in_flight.pop(0), count)
+
+    def round(self, depth: int = 0) -> Plan:
+        """Plan, and commit down to `depth` forwards in flight."""
+        plan = self.plan()
+        while len(self.in_flight) > (depth if plan.batch is not None else 0):
+            self.commit()
+        return plan
+
+    def finish(self, *rids: str) -> None:
+        self.scheduler.advance([Finished(rid) for rid in rids])
+        self.scheduler.check()
+
+    def abort(self, *rids: str) -> None:
+        self.scheduler.advance([Aborted(rid) for rid in rids])
+        self.scheduler.check()
+
+    # -- what a test asks ---------------------------------------------------------
+
+    def rids(self, plan: Plan) -> list[str]:
+        """The requests of a plan's batch, in order."""
+        return [] if plan.batch is None else [self.bound[row] for row in plan.batch.rows.tolist()]
+
+    def row(self, rid: str) -> int:
+        return next(row for row, name in reversed(self.bound.items()) if name == rid)
+
+    def pages(self, rid: str, group: int = 0) -> list[int]:
+        """The device's table row of a request, up to its last page."""
+        return np.trim_zeros(self.tables[group][self.row(rid)], "b").tolist()
+
+    def at_baseline(self) -> bool:
+        """Whether no request holds anything."""
+        return self.scheduler.active_pages() == 0
+
+    def _read(self, batch: Batch) -> None:
+        for row, start, count in zip(
+            batch.rows.tolist(),
+            batch.prefix_lengths.tolist(),
+            batch.input_lengths.tolist(),
+            strict=True,
+        ):
+            for table, group in zip(self.tables, self.config.groups, strict=True):
+                columns = -(-(start + count) // group.block_tokens)
+                assert (table[row, :columns] > 0).all(), "a row reads a block it does not have"
+
+
+def results_of(batch: Batch, count: int = 1) -> Results:
+    counts = np.full(batch.size, count, np.int32)
+    ends = batch.prefix_lengths[: batch.extends] + batch.input_lengths[: batch.extends]
+    counts[: batch.extends] = ends == batch.prompt_lengths
+    positions = batch.prefix_lengths + batch.input_lengths
+    tokens = np.repeat(positions * 7 % 50, counts).astype(np.int32) if batch.size else NO_INTS
+    return Results(rows=batch.rows, generations=batch.generations, counts=counts, tokens=tokens)

@@ -1,0 +1,148 @@
+"""Whatever happens in whatever order, every page is accounted for and mirrors agree."""
+
+import hypothesis.strategies as st
+import numpy as np
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from scheduler_rig import Rig, config, spec
+
+from drumline.contract.plan import encode_plan
+from drumline.contract.specs import CacheGroup
+from drumline.scheduler.events import Aborted, Finished
+from drumline.scheduler.lifecycle import State
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """Two schedulers fed the same events; everything is checked after every step."""
+
+    @initialize(
+        pages=st.integers(8, 40),
+        rows=st.integers(1, 6),
+        budget=st.integers(2, 24),
+        depth=st.integers(0, 1),
+        mixed=st.booleans(),
+        caching=st.booleans(),
+        sharing=st.booleans(),
+        parts=st.sampled_from([1, 2]),
+        width=st.sampled_from([1, 1, 3]),
+    )
+    def start(self, pages, rows, budget, depth, mixed, caching, sharing, parts, width):
+        cfg = config(
+            groups=(CacheGroup(group_id="full", block_tokens=4),),
+            prefix_granularity=4 * parts,
+            num_pages=pages,
+            max_rows=rows,
+            max_scheduled_tokens=budget,
+            overlap_depth=depth,
+            mixed_batch=mixed,
+            prefix_caching=caching,
+            share_in_flight=sharing,
+            decode_tokens=width,
+        )
+        self.rig, self.mirror = Rig(cfg), Rig(cfg)
+        self.names = iter(f"r{number}" for number in range(10**6))
+        self.live: list[str] = []
+
+    def both(self, what):
+        return what(self.rig), what(self.mirror)
+
+    @rule(
+        heads=st.integers(0, 2),
+        tokens=st.integers(1, 40),
+        tail=st.integers(0, 3),
+        budget=st.sampled_from([0, 0, 1, 5, 20]),
+        salt=st.sampled_from(["", "", "", "x"]),
+    )
+    def submit(self, heads, tokens, tail, budget, salt):
+        rid = next(self.names)
+        ids = [heads * 100 + at for at in range(tokens)] + [1000 + tail] * tail
+        one, two = self.both(
+            lambda rig: rig.scheduler.submit(
+                [spec(rid, ids, max_new_tokens=budget, cache_salt=salt)]
+            )
+        )
+        assert one == two
+        if one is None:
+            self.live.append(rid)
+
+    @rule()
+    def plan(self):
+        if len(self.rig.in_flight) > self.rig.config.overlap_depth:
+            self.both(lambda rig: rig.commit())
+        one, two = self.both(lambda rig: rig.plan())
+        assert encode_plan(one) == encode_plan(two)
+        for abort in one.aborts:
+            self.live.remove(abort.rid)
+
+    @precondition(lambda self: self.rig.in_flight)
+    @rule(count=st.integers(1, 3))
+    def commit(self, count):
+        self.both(lambda rig: rig.commit(min(count, rig.config.decode_tokens)))
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data())
+    def end(self, data):
+        rid = data.draw(st.sampled_from(self.live))
+        request = self.rig.scheduler._requests.get(rid)
+        may_finish = request.state in (State.PREFILLED, State.DECODING)
+        event = (Finished if may_finish and data.draw(st.booleans()) else Aborted)(rid)
+        self.live.remove(rid)
+        self.both(lambda rig: rig.scheduler.advance([event]))
+
+    @invariant()
+    def everything_is_accounted_for(self):
+        if hasattr(self, "rig"):
+            self.rig.scheduler.check()
+
+    def teardown(self):
+        if not hasattr(self, "rig"):
+            return
+        for rid in self.live:
+            self.rig.abort(rid)
+        while self.rig.in_flight:
+            self.rig.commit()
+        assert self.rig.at_baseline()
+        assert self.rig.scheduler.clear()
+        assert self.rig.scheduler.empty_pages == self.rig.config.num_pages - 1
+        self.rig.scheduler.check()
+
+
+TestAnyOrderOfEvents = SchedulerMachine.TestCase
+TestAnyOrderOfEvents.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+def test_the_arrays_of_a_plan_never_change():
+    rig = Rig(num_pages=12, max_rows=3)
+    plans, copies = [], []
+    for number in range(60):
+        if number % 4 == 0:
+            rig.submit(f"r{number}", 5 + number % 3)
+        plan = rig.scheduler.plan()
+        plans.append(plan)
+        copies.append(encode_plan(plan))
+        if plan.batch is not None:
+            rig.in_flight.append(plan.batch)
+            rig.commit()
+        if number % 5 == 4:
+            rig.abort(*[f"r{older}" for older in range(0, number - 6, 4)])
+    assert [encode_plan(plan) for plan in plans] == copies
+    arrays = [plan.batch.rows for plan in plans if plan.batch is not None]
+    assert arrays
+    assert not any(array.flags.writeable for array in arrays)
+
+
+def test_a_steady_batch_is_the_same_arrays_round_after_round():
+    rig = Rig(num_pages=64)
+    for name in "abc":
+        rig.submit(name, 6)
+    rig.round()  # a computes the prefix of all
+    rig.round()
+    rig.round()
+    first = rig.scheduler.plan()
+    rig.in_flight.append(first.batch)
+    rig.commit()
+    second = rig.scheduler.plan()
+    assert second.batch.rows is first.batch.rows
+    assert second.batch.generations is first.batch.generations
+    assert second.batch.input_lengths is first.batch.input_lengths
+    assert np.array_equal(second.batch.prefix_lengths, first.batch.prefix_lengths + 1)
