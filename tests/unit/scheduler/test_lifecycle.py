@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scheduler_rig import Rig, results_of, spec
 
-from drumline.scheduler.events import IllegalTransitionError, Sizes
+from drumline.scheduler.events import IllegalTransitionError, Results, Sizes
 
 
 def test_a_submitted_request_waits():
@@ -124,19 +124,11 @@ def test_a_finish_with_results_outstanding_holds_its_pages_until_they_came():
 def test_a_chunk_owes_no_tokens():
     rig = Rig(max_scheduled_tokens=4)
     rig.submit("a", 10)
-    batch = rig.plan().batch
+    results = results_of(rig.plan().batch)
+    one = np.ones(1, np.int32)
+    wrong = Results(rows=results.rows, generations=results.generations, counts=one, tokens=one)
     with pytest.raises(IllegalTransitionError):
-        results = results_of(batch)
-        rig.scheduler.advance(
-            [
-                type(results)(
-                    rows=results.rows,
-                    generations=results.generations,
-                    counts=np.ones(1, np.int32),
-                    tokens=np.ones(1, np.int32),
-                )
-            ]
-        )
+        rig.scheduler.advance([wrong])
     rig.commit()
     assert rig.scheduler.token_size("a") == 10
 
