@@ -1,0 +1,444 @@
+"""A frontend's link to a group of engines: one set of sockets, one object.
+
+The client binds; engines dial, say hello and register. Once all are there it routes
+requests, cuts the engines' output batches into streams, and carries aborts and
+control calls. It closes for good when an engine says its last word or loses its
+connection: a group works in step, so a part of it is of no use.
+
+It knows neither HTTP nor text, and starts no engine.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, cast
+
+import zmq
+import zmq.asyncio
+from zmq.utils.monitor import parse_monitor_message
+
+from drumline.client.calls import Calls
+from drumline.client.reports import Reports
+from drumline.client.routing import Policy, RoundRobin, pinned
+from drumline.client.stream import Delta, Stream
+from drumline.contract.outputs import Load
+from drumline.contract.ports import Clock
+from drumline.core.clock import SystemClock
+from drumline.core.errors import ConfigError, PeerError, RequestError
+from drumline.wire.codec import Buffer, MalformedFrameError, encode
+from drumline.wire.frames import abort_frames, add_frames, call_frames, decode_output
+from drumline.wire.handshake import (
+    MAX_ENGINES,
+    Addresses,
+    Init,
+    Registration,
+    decode_greeting,
+    decode_registration,
+    engine_of,
+    identity_of,
+)
+from drumline.wire.layout import output_decoder
+from drumline.wire.output import (
+    ENGINE_CORE_DEAD,
+    BatchTokenIDOutSlim,
+    ControlReplySlim,
+    Output,
+    ragged,
+)
+from drumline.wire.request import TokenizedGenerateReqInput
+
+log = logging.getLogger(__name__)
+
+_LINGER_MS = 500
+_FINISHED_REASONS = frozenset({"", "stop", "length", "abort"})
+
+
+class EngineClient:
+    """The link to `engines` engines, which register under the indices 0 … engines - 1.
+
+    Thread: all of it on one event loop. Raises ConfigError for a size no group has.
+    """
+
+    def __init__(
+        self, engines: int = 1, *, policy: Policy | None = None, clock: Clock | None = None
+    ) -> None:
+        if not 1 <= engines <= MAX_ENGINES:
+            raise ConfigError("engines", f"a group has 1 to {MAX_ENGINES} engines, not {engines}")
+        self._engines = engines
+        self._policy = policy or RoundRobin()
+        self._reports = Reports(engines, clock or SystemClock())
+        self._calls = Calls()
+        self._streams: dict[str, Stream] = {}
+        self._in_flight = [0] * engines
+        self._registrations: dict[int, Registration] = {}
+        self._fds: dict[int, int] = {}
+        self._init = b""
+        self._decode: Callable[[Buffer], Output] = decode_output
+        self._context = zmq.asyncio.Context()
+        self._sockets: list[zmq.asyncio.Socket] = []
+        self._tasks: list[asyncio.Task[None]] = []
+        self._complete = asyncio.Event()
+        self._failure: str | None = None
+        self.closed = asyncio.Event()
+        """Set once an engine is gone or `close` was called; nothing works from then on."""
+        self.dropped_frames = 0
+        """Messages of engines that made no sense and were dropped whole."""
+
+    # --- start and stop
+
+    async def bind(self, address: str = "tcp://127.0.0.1:*") -> str:
+        """Bind the sockets and return the address that engines must dial.
+
+        `address` is `tcp://HOST:PORT` (`*` takes a free port) or `ipc://PATH`. The data
+        sockets take free ports of the same host, or names beside the path.
+        Raises ConfigError when the address cannot be bound.
+        """
+        try:
+            handshake = self._bound(zmq.ROUTER, address)
+            requests = self._bound(zmq.ROUTER, _beside(address, "-in.sock"))
+            outputs = self._bound(zmq.PULL, _beside(address, "-out.sock"))
+        except zmq.ZMQError as error:
+            await self.close()
+            raise ConfigError(address, f"cannot be bound: {error.strerror}") from None
+        requests.router_mandatory = 1
+        self._requests = requests
+        self._init = encode(
+            Init(addresses=Addresses(inputs=[_endpoint(requests)], outputs=[_endpoint(outputs)]))
+        )
+        monitor = requests.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._sockets.append(monitor)
+        for work in (
+            self._greet(handshake),
+            self._register(requests),
+            self._watch(monitor),
+            self._receive(outputs),
+        ):
+            self._spawn(work)
+        return _endpoint(handshake)
+
+    async def ready(self, timeout_s: float) -> Registration:
+        """Wait until every engine registered; returns the first one's registration.
+
+        Raises PeerError when that takes longer, or when an engine was refused or is gone.
+        """
+        ended = asyncio.create_task(self.closed.wait())
+        complete = asyncio.create_task(self._complete.wait())
+        try:
+            await asyncio.wait(
+                (ended, complete), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
+            )
+        finally:
+            ended.cancel()
+            complete.cancel()
+        self._check_open()
+        if not self._complete.is_set():
+            missing = [i for i in range(self._engines) if i not in self._registrations]
+            raise PeerError(f"no word from engine {missing} within {timeout_s:g} s")
+        return self._registrations[0]
+
+    async def close(self) -> None:
+        """End every stream and call, and close the sockets; does nothing the second time."""
+        live = [stream.rid for stream in self._streams.values()]
+        if live and not self.closed.is_set():
+            for engine in range(self._engines):
+                self._send(engine, abort_frames(live))
+        self._fail("the client was closed")
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks.clear()
+        for socket in self._sockets:
+            socket.close(_LINGER_MS)
+        self._sockets.clear()
+        # Waits for what lingers, so that last aborts go out.
+        await asyncio.to_thread(self._context.term)
+
+    # --- requests
+
+    def submit(self, request: TokenizedGenerateReqInput) -> Stream:
+        """Send a request to an engine and return its outputs to come.
+
+        Raises RequestError 409 for an id that is in flight, 400 for a request that no
+        engine takes, and PeerError when the engine is gone or not there yet.
+        """
+        self._check_open()
+        if not self._complete.is_set():
+            raise PeerError("the engine is not ready")
+        rid = request.rid
+        if not isinstance(rid, str) or not rid:
+            raise RequestError(400, f"a request has one id, not {rid!r}", param="rid")
+        if rid in self._streams:
+            raise RequestError(409, f"a request with the id {rid!r} is in flight", param="rid")
+        engine = pinned(request.data_parallel_rank, self._engines)
+        if engine is None:
+            engine = self._policy.choose(self._in_flight)
+        self._send(engine, add_frames(request))
+        stream = Stream(rid, engine, self._abort)
+        self._streams[rid] = stream
+        self._in_flight[engine] += 1
+        return stream
+
+    @property
+    def in_flight(self) -> int:
+        """Requests whose streams have not ended."""
+        return len(self._streams)
+
+    @property
+    def loads(self) -> tuple[Load, ...]:
+        """Every engine's load, by index; empty unless all are less than 3 s old."""
+        return self._reports.loads
+
+    @property
+    def last_output_age_s(self) -> float:
+        """Seconds since an engine last sent tokens, or since this client was made."""
+        return self._reports.last_output_age_s
+
+    async def call(
+        self, method: str, *args: Any, timeout_s: float = 60.0
+    ) -> tuple[ControlReplySlim, ...]:
+        """Have every engine carry out a control operation; returns their replies by index.
+
+        A reply with `success` false is a reply. Raises PeerError when an engine does not
+        answer in time or is gone.
+        """
+        self._check_open()
+        call_id, futures = self._calls.opened(self._engines)
+        try:
+            for engine in range(self._engines):
+                self._send(engine, call_frames(call_id, method, args))
+            async with asyncio.timeout(timeout_s):
+                return tuple(await asyncio.gather(*futures))
+        except TimeoutError:
+            silent = self._calls.forget(call_id, self._engines)
+            raise PeerError(
+                f"engine {silent} did not answer {method} within {timeout_s:g} s"
+            ) from None
+        finally:
+            self._calls.forget(call_id, self._engines)
+
+    def _abort(self, stream: Stream) -> None:
+        self._forget(stream)
+        if not self.closed.is_set():
+            try:
+                self._send(stream.engine_index, abort_frames([stream.rid]))
+            except PeerError as error:
+                log.debug("abort of %s not sent: %s", stream.rid, error)
+
+    def _forget(self, stream: Stream) -> None:
+        if self._streams.pop(stream.rid, None) is not None:
+            self._in_flight[stream.engine_index] -= 1
+
+    def _send(self, engine: int, frames: Sequence[Buffer]) -> None:
+        try:
+            # Without a limit on its queue the socket never blocks; its future is done at once.
+            sent = self._requests.send_multipart([identity_of(engine), *frames], flags=zmq.NOBLOCK)
+            cast("asyncio.Future[object]", sent).result()
+        except zmq.ZMQError as error:
+            raise PeerError(f"engine {engine} cannot be reached: {error.strerror}") from None
+
+    # --- what arrives
+
+    async def _greet(self, handshake: zmq.asyncio.Socket) -> None:
+        while True:
+            frames = await handshake.recv_multipart()
+            try:
+                if len(frames) != 2:  # noqa: PLR2004  the identity and the message
+                    raise MalformedFrameError(f"a greeting is one frame, {len(frames) - 1} came")
+                engine = self._known(engine_of(frames[0]))
+                greeting = decode_greeting(frames[1])
+            except MalformedFrameError as error:
+                self._dropped("greeting", error)
+                continue
+            log.debug("engine %d says %s", engine, greeting.status)
+            if greeting.status == "HELLO":
+                await handshake.send_multipart([frames[0], self._init])
+
+    async def _register(self, requests: zmq.asyncio.Socket) -> None:
+        while True:
+            frames = await requests.recv_multipart(copy=False)
+            try:
+                if len(frames) != 2:  # noqa: PLR2004  the identity and the message
+                    raise MalformedFrameError(
+                        f"a registration is one frame, {len(frames) - 1} came"
+                    )
+                engine = self._known(engine_of(frames[0].buffer))
+                registration = decode_registration(frames[1].buffer)
+            except MalformedFrameError as error:
+                self._dropped("registration", error)
+                continue
+            self._registered(engine, registration, int(frames[1].get(zmq.SRCFD)))
+
+    def _registered(self, engine: int, registration: Registration, fd: int) -> None:
+        first = next(iter(self._registrations.values()), registration)
+        try:
+            self._decode = output_decoder(registration.positional_layouts)
+        except MalformedFrameError as error:
+            self._fail(str(error))
+            return
+        if registration.positional_layouts != first.positional_layouts:
+            self._fail("engines of one group declare different field orders")
+            return
+        self._registrations[engine] = registration
+        self._fds[fd] = engine
+        log.info("engine %d registered: %s", engine, registration.instance_id or "unnamed model")
+        if len(self._registrations) == self._engines:
+            self._complete.set()
+
+    async def _watch(self, monitor: zmq.asyncio.Socket) -> None:
+        """Close the client when the connection of a registered engine ends."""
+        while True:
+            event = parse_monitor_message(await monitor.recv_multipart())
+            engine = self._fds.get(int(event["value"]))
+            if engine is not None:
+                self._fail(f"engine {engine} is gone: its connection ended")
+
+    async def _receive(self, outputs: zmq.asyncio.Socket) -> None:
+        while True:
+            frames = await outputs.recv_multipart()
+            if frames[0] == ENGINE_CORE_DEAD:
+                self._fail("the engine stopped")
+                continue
+            try:
+                self._deliver(self._decode(frames[0]))
+            except MalformedFrameError as error:
+                self._dropped("output", error)
+            # A flood of batches must not keep the consumers from running.
+            await asyncio.sleep(0)
+
+    def _deliver(self, output: Output) -> None:
+        """Cut an output into its streams. Raises MalformedFrameError for one to drop whole."""
+        engine = self._known(output.engine_index)
+        if isinstance(output, ControlReplySlim):
+            if not self._calls.answered(output):
+                log.debug("nobody waits for the reply to call %d", output.call_id)
+            return
+        column = ragged(output)
+        if column is not None:
+            raise MalformedFrameError(
+                f"column {column} has not the batch's {len(output.rids)} rows"
+            )
+        load = Load(
+            num_running=output.num_running,
+            num_waiting=output.num_waiting,
+            kv_active_pages=output.kv_active_pages,
+            kv_total_pages=output.kv_total_pages,
+        )
+        self._reports.heard(engine, load, bool(output.rids))
+        self._cut(output)
+
+    def _cut(self, batch: BatchTokenIDOutSlim) -> None:
+        streams = self._streams
+        fill = _Extras(batch) if _Extras.any(batch) else None
+        rows = zip(
+            batch.rids,
+            batch.output_ids,
+            batch.finished_reasons,
+            batch.prompt_tokens,
+            batch.completion_tokens,
+            batch.cached_tokens,
+            strict=True,
+        )
+        for row, (rid, ids, reason, prompt, completion, cached) in enumerate(rows):
+            stream = streams.get(rid)
+            if stream is None:
+                continue  # aborted; what was on its way still arrives
+            if reason not in _FINISHED_REASONS:
+                log.warning("%s finished with %r, taken as stop", rid, reason)
+                reason = "stop"  # noqa: PLW2901
+            delta = Delta(ids, reason, prompt, completion, cached)
+            if fill is not None:
+                fill(delta, row)
+            if reason:
+                self._forget(stream)
+            stream.push(delta)
+
+    # --- the end
+
+    def _known(self, engine: int) -> int:
+        if not 0 <= engine < self._engines:
+            raise MalformedFrameError(f"engine {engine} is none of the {self._engines} awaited")
+        return engine
+
+    def _dropped(self, what: str, error: MalformedFrameError) -> None:
+        self.dropped_frames += 1
+        log.warning("dropped a malformed %s: %s", what, error)
+
+    def _check_open(self) -> None:
+        if self._failure is not None:
+            raise PeerError(self._failure)
+
+    def _fail(self, reason: str) -> None:
+        if self._failure is not None:
+            return
+        self._failure = reason
+        log.info("link closed: %s", reason)
+        streams, self._streams = self._streams, {}
+        for stream in streams.values():
+            stream.fail(reason)
+        self._calls.fail(reason)
+        self.closed.set()
+
+    def _bound(self, kind: int, address: str) -> zmq.asyncio.Socket:
+        socket = self._context.socket(kind)
+        self._sockets.append(socket)
+        socket.set_hwm(0)
+        socket.bind(address)
+        return socket
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.append(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("the link to the engine broke", exc_info=error)
+            self._fail(f"the link to the engine broke: {error}")
+
+
+class _Extras:
+    """The columns of a batch that most requests do not ask for."""
+
+    __slots__ = ("_batch",)
+
+    def __init__(self, batch: BatchTokenIDOutSlim) -> None:
+        self._batch = batch
+
+    @staticmethod
+    def any(batch: BatchTokenIDOutSlim) -> bool:
+        """Whether some row of the batch has one of them."""
+        return (
+            any(batch.output_token_logprobs_val)
+            or any(batch.finish_reason_details)
+            or any(batch.input_token_logprobs_val)
+        )
+
+    def __call__(self, delta: Delta, row: int) -> None:
+        """Fill in a row's."""
+        batch = self._batch
+        delta.logprobs = batch.output_token_logprobs_val[row]
+        delta.logprob_ids = batch.output_token_logprobs_idx[row]
+        if batch.output_top_logprobs_val and batch.output_top_logprobs_idx:
+            delta.top_logprobs = batch.output_top_logprobs_val[row]
+            delta.top_logprob_ids = batch.output_top_logprobs_idx[row]
+        if batch.input_token_logprobs_val and batch.input_token_logprobs_idx:
+            delta.input_logprobs = batch.input_token_logprobs_val[row]
+            delta.input_logprob_ids = batch.input_token_logprobs_idx[row]
+        if batch.finish_reason_details:
+            delta.details = batch.finish_reason_details[row]
+
+
+def _beside(address: str, suffix: str) -> str:
+    """Return where a data socket binds: a free port of the host, or a path beside the path."""
+    scheme, _, rest = address.partition("://")
+    if scheme == "ipc":
+        return f"ipc://{rest}{suffix}"
+    host = rest.rpartition(":")[0]
+    if scheme != "tcp" or not host or host in {"*", "0.0.0.0", "[::]"}:
+        raise ConfigError(address, "engines need one host to dial; write tcp://HOST:PORT")
+    return f"tcp://{host}:*"
+
+
+def _endpoint(socket: zmq.asyncio.Socket) -> str:
+    endpoint: bytes = socket.getsockopt(zmq.LAST_ENDPOINT)  # type: ignore[assignment]  # bytes option
+    return endpoint.rstrip(b"\0").decode()
