@@ -1,0 +1,1 @@
+"""Stand-ins that several rooms test against."""
