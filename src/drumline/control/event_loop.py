@@ -1,0 +1,344 @@
+"""The event loop of one rank: what happens in a round, and in which order.
+
+`EventLoop.round` is the schedule; each step belongs to a module that owns its state,
+is called once and returns what must happen. The scheduler advances here and nowhere
+else. Nothing in this package can reach a device: the only door is `DataPlane`, whose
+operations are queued, and only `complete` waits.
+
+Every rank of a replica runs the same rounds on the same inputs. A group of one takes
+the same path.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Iterable
+from typing import NamedTuple, Protocol
+
+from msgspec import Struct
+
+from drumline.contract.messages import AbortAsked, CallAsked, Message, Submitted
+from drumline.contract.outputs import Load, OutputColumns
+from drumline.contract.plan import Batch, Plan
+from drumline.contract.ports import Clock, DataPlane, Dispatch, Frontend, Group, Reduce
+from drumline.contract.request import GenerateRequest
+from drumline.control.batch_log import BatchLog, Census
+from drumline.control.controls import Controls
+from drumline.control.ingress import Ingress, Limits
+from drumline.control.load_report import LoadReport
+from drumline.control.output import Outputs
+from drumline.control.relay import Digest, Relay
+from drumline.control.request_stats import log_ended
+from drumline.control.requests import CLIENT_ERROR, CONFLICT, Admitted, Ending, Reason, Refusal
+from drumline.core.errors import InvariantError
+from drumline.scheduler.scheduler import Scheduler
+
+IDLE_WAIT_S = 0.01
+"""How long an idle round waits for a message before it looks at its stop request again."""
+
+RECORDED_ROUNDS = 64
+
+_log = logging.getLogger(__name__)
+
+
+class StopRequest(Protocol):
+    """Whether somebody wants this rank to stop, such as a `threading.Event`."""
+
+    def is_set(self) -> bool:
+        """Return whether to stop after this round."""
+
+
+class Ranks(Struct, frozen=True):
+    """The groups that a rank meets every round."""
+
+    replica: Group
+    """The ranks that run this scheduler, mirrored; the first holds the frontend's link."""
+    world: Group
+    """The attention-DP ranks, whose forwards run in step."""
+
+
+class RoundRecord(Struct, frozen=True):
+    """What a round did, for the report of a broken invariant."""
+
+    digest: Digest
+    now_us: int
+    messages: int
+    rows: int
+    tokens: int
+    in_flight: int
+    running: int
+
+
+class _Forward(NamedTuple):
+    """A dispatched forward that awaits its commit."""
+
+    batch: Batch
+    ticket: int
+
+
+class EventLoop:
+    """One rank's rounds.
+
+    Thread: everything here runs on the control thread.
+    """
+
+    def __init__(
+        self,
+        *,
+        scheduler: Scheduler,
+        data_plane: DataPlane,
+        frontend: Frontend | None,
+        clock: Clock,
+        ranks: Ranks,
+        limits: Limits,
+        max_rows: int,
+        total_pages: int,
+        in_flight_depth: int,
+    ) -> None:
+        """Wire a loop up. `frontend` is the replica's first member's alone."""
+        self._scheduler = scheduler
+        self._data_plane = data_plane
+        self._frontend = frontend
+        self._clock = clock
+        self._world = ranks.world
+        self._replica = ranks.replica
+        self._total_pages = total_pages
+        self._depth = in_flight_depth
+        self._relay = Relay(ranks.replica)
+        self._ingress = Ingress(limits)
+        self._outputs = Outputs(max_rows, limits.vocab_size)
+        self._controls = Controls()
+        self._load_report = LoadReport()
+        self._batch_log = BatchLog(ranks.world.index)
+        self._in_flight: deque[_Forward] = deque()
+        self._records: deque[RoundRecord] = deque(maxlen=RECORDED_ROUNDS)
+        self._world_idle = True
+        self._now_us = 0
+
+    def run(self, stop: StopRequest) -> None:
+        """Run rounds until the ranks agreed to stop.
+
+        Collective: every rank runs the same rounds. Raises InvariantError, with the last
+        rounds' record, and PeerError.
+        """
+        try:
+            while not self.round(stop.is_set()):
+                pass
+        except InvariantError as error:
+            error.add_note(self.story())
+            raise
+
+    def round(self, stop_requested: bool) -> bool:
+        """Run one round; returns whether the ranks agreed to stop after it."""
+        received = self._receive()
+        stop_requested = stop_requested or self._frontend_gone()
+        relayed = self._relay.exchange(received, stop_requested, self._clock.now_us())
+        self._now_us = relayed.now_us
+        self._admit(relayed.messages)
+        self._gate()
+
+        plan = self._scheduler.plan()
+        self._relay.add_plan(plan)
+        self._start(plan)
+        stop = self._agree_batches(plan.batch, relayed.stop)
+        # A commit may end requests that the batch still names, so the batch's inputs are
+        # gathered before any. A batch whose inputs a pending commit still changes commits
+        # the queue here, after the gathering of all others: there is none yet.
+        dispatch = self._gather(plan)
+        ticket = self._data_plane.execute(plan, dispatch) if plan.needs_device else None
+        if ticket is not None and plan.batch is not None:
+            self._in_flight.append(_Forward(plan.batch, ticket))
+        # Without a new forward nothing would push the queue on, so all of it commits.
+        self._commit_down_to(self._depth if ticket is not None else 0)
+
+        # Tail: what was committed and aborted reaches the scheduler before it plans again.
+        outcome = self._outputs.take()
+        if outcome.events:
+            self._scheduler.advance(outcome.events)
+        self._scheduler.drain_kv_events()
+        if outcome.released:
+            # Queued behind the forwards that may still read what these requests hold.
+            self._data_plane.release(outcome.released)
+        self._send(outcome.columns)
+        log_ended(outcome.ended)
+        self._record(len(relayed.messages), plan)
+        return stop
+
+    def story(self) -> str:
+        """Return the last rounds' record, a line each, oldest first."""
+        return "the last rounds:\n" + "\n".join(f"  {record!r}" for record in self._records)
+
+    def check(self) -> None:
+        """Raise InvariantError unless the control plane's and the scheduler's state hold."""
+        self._outputs.check()
+        self._scheduler.check()
+
+    # What arrived
+
+    def _receive(self) -> tuple[Message, ...]:
+        if self._frontend is None:
+            return ()
+        return tuple(self._frontend.receive(IDLE_WAIT_S if self.idle else 0.0))
+
+    def _frontend_gone(self) -> bool:
+        return self._frontend is not None and self._frontend.closed
+
+    @property
+    def idle(self) -> bool:
+        """Whether only a message could give this rank or its peers something to do."""
+        if self._in_flight or self._outputs.running or not self._world_idle:
+            return False
+        sizes = self._scheduler.sizes()
+        return not (sizes.waiting or sizes.prefilling or sizes.decoding or sizes.finishing)
+
+    def _admit(self, messages: Iterable[Message]) -> None:
+        """Take a round's messages in order: a control operation after the requests before it."""
+        arrived: set[str] = set()
+        admitted: list[Admitted] = []
+        for message in messages:
+            match message:
+                case Submitted(request):
+                    if self._is_new(request, arrived):
+                        answer = self._ingress.admit(request, self._now_us)
+                        if isinstance(answer, Refusal):
+                            self._outputs.refuse(answer)
+                        elif self._outputs.register(answer.request, self._now_us):
+                            admitted.append(answer)
+                case AbortAsked(rids):
+                    for rid in rids:
+                        self._outputs.abort(rid, self._now_us)
+                case CallAsked():
+                    self._submit(admitted)
+                    admitted = []
+                    self._controls.ask(message)
+        self._submit(admitted)
+        self._outputs.expire_pending_aborts(self._now_us)
+
+    def _is_new(self, request: GenerateRequest, arrived: set[str]) -> bool:
+        """Whether a request's id is free; sorted out before anything is refused or registered."""
+        rid = request.rid
+        if rid in arrived or self._outputs.holds(rid):
+            # Whatever was said under this id would end the stream of the one that runs.
+            _log.warning("request %r repeats the id of a live one and is dropped", rid)
+            return False
+        arrived.add(rid)
+        if self._scheduler.knows(rid):
+            fault = f"request id {rid!r} is still held by a request that just ended; use a new id"
+            self._outputs.refuse(self._ingress.refusal(request, fault, CONFLICT))
+            return False
+        return True
+
+    def _submit(self, admitted: list[Admitted]) -> None:
+        """Hand requests to the data plane, then to the scheduler, which may refuse them all."""
+        # One that its client aborted in this very round is over.
+        admitted = [each for each in admitted if self._outputs.holds(each.request.rid)]
+        if not admitted:
+            return
+        self._data_plane.admit([each.admission for each in admitted])
+        for each in admitted:
+            each.request.known_to_device = True
+        refused = self._scheduler.submit([each.spec for each in admitted])
+        if refused is not None:
+            ending = Ending(Reason.ABORT, refused, CLIENT_ERROR)
+            self._outputs.fail([each.request.rid for each in admitted], ending, self._now_us)
+
+    def _gate(self) -> None:
+        """Run the control operations that every rank runs in the same round, or none does.
+
+        Collective: every round, on every rank, so that a rank that was asked first never
+        waits inside an operation for one that was not.
+        """
+        wanted = int(self._controls.flush_wanted)
+        (wanted,) = self._world.all_reduce([wanted], Reduce.MAX)
+        if wanted:
+            cleared = self._converge(self._scheduler.can_clear())
+            if cleared:
+                self._scheduler.clear()
+            self._controls.flushed(cleared)
+
+    def _converge(self, mine: bool) -> bool:
+        """Whether every rank says yes. Collective: over the replica, then the world."""
+        (agreed,) = self._replica.all_reduce([int(mine)], Reduce.MIN)
+        (agreed,) = self._world.all_reduce([agreed], Reduce.MIN)
+        return bool(agreed)
+
+    # The plan and its forward
+
+    def _start(self, plan: Plan) -> None:
+        """Apply what the plan decided about requests: ends first, then rows given."""
+        self._outputs.finish_plan_aborts(plan.aborts, self._now_us)
+        cached = 0
+        for bound in plan.bound:
+            tokens = self._scheduler.cached_tokens(bound.rid)
+            self._outputs.bind(bound, tokens, self._now_us)
+            cached += tokens
+        if plan.batch is not None and self._batch_log.due(plan.batch):
+            self._batch_log.write(plan.batch, cached, self._census(), self._now_us)
+
+    def _agree_batches(self, batch: Batch | None, stop: bool) -> bool:
+        """Tell the world's ranks this one's batch; returns whether any rank stops.
+
+        Collective: every round, on every rank of the world. A batch without tokens is no work.
+        """
+        mine = [0, 0, 0, int(stop)]
+        if batch is not None and (tokens := batch.tokens):
+            mine[:3] = tokens, batch.size, batch.extends
+        batches = self._world.all_gather_ints(mine)
+        self._world_idle = not any(theirs[0] for theirs in batches)
+        return any(theirs[3] for theirs in batches)
+
+    def _gather(self, plan: Plan) -> Dispatch:
+        """Gather what a forward reads besides its plan."""
+        if plan.batch is None:
+            return Dispatch()
+        return Dispatch(self._outputs.logprob_plan(plan.batch))
+
+    def _commit_down_to(self, depth: int) -> None:
+        """Commit the oldest forwards until at most `depth` are in flight."""
+        while len(self._in_flight) > depth:
+            forward = self._in_flight.popleft()
+            result = self._data_plane.complete(forward.ticket)
+            self._relay.add_result(result)
+            self._outputs.commit(forward.batch, result, self._now_us)
+            self._batch_log.committed(len(result.tokens))
+
+    # What is told
+
+    def _send(self, columns: OutputColumns) -> None:
+        """Send the round's outputs with the load, and the answers that are due."""
+        load = Load(
+            num_running=self._outputs.running,
+            num_waiting=self._scheduler.sizes().waiting,
+            kv_active_pages=self._scheduler.active_pages(),
+            kv_total_pages=self._total_pages,
+        )
+        replies = self._controls.take_replies()
+        if self._frontend is None:
+            return
+        if self._load_report.due(load, bool(columns), self._now_us):
+            self._frontend.send(columns, load)
+        for reply in replies:
+            self._frontend.reply(reply)
+
+    def _census(self) -> Census:
+        active = self._scheduler.active_pages()
+        return Census(
+            running=self._outputs.running,
+            waiting=self._scheduler.sizes().waiting,
+            active_pages=active,
+            cached_pages=self._total_pages - self._scheduler.empty_pages - active,
+            total_pages=self._total_pages,
+        )
+
+    def _record(self, messages: int, plan: Plan) -> None:
+        batch = plan.batch
+        self._records.append(
+            RoundRecord(
+                digest=self._relay.close(),
+                now_us=self._now_us,
+                messages=messages,
+                rows=batch.size if batch else 0,
+                tokens=len(batch.extend_ids) + batch.size - batch.extends if batch else 0,
+                in_flight=len(self._in_flight),
+                running=self._outputs.running,
+            )
+        )

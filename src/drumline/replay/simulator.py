@@ -1,0 +1,193 @@
+"""One rank in virtual time: the real loop and scheduler between a script and a fake plane.
+
+Values cross to the plane the way they would cross a process border, encoded and
+decoded, so what only works while memory is shared fails here.
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from drumline.collective.solo import SoloGroup
+from drumline.contract.messages import AbortAsked, CallAsked, Submitted
+from drumline.contract.plan import Plan, decode_plan, encode_plan
+from drumline.contract.ports import DataPlane, Dispatch
+from drumline.contract.request import Admission, GenerateRequest, Sampling
+from drumline.contract.result import ForwardResult, decode_result, encode_result
+from drumline.contract.specs import CacheGroup, DeviceSpecs, ModelFacts
+from drumline.control.event_loop import EventLoop, Ranks
+from drumline.control.ingress import Limits
+from drumline.core.errors import InvariantError
+from drumline.core.hashing import page_digests
+from drumline.replay.clock import ManualClock
+from drumline.replay.frontend import ScriptedFrontend, Told
+from drumline.replay.plane import PagedPlane
+from drumline.scheduler.config import SchedulerConfig
+from drumline.scheduler.scheduler import Scheduler
+
+ROUND_US = 1_000
+
+
+def small_specs(
+    *,
+    num_pages: int = 65,
+    block_tokens: int = 4,
+    prefix_granularity: int = 8,
+    max_rows: int = 8,
+    max_scheduled_tokens: int = 32,
+    max_model_len: int = 128,
+    vocab_size: int = 512,
+    eos_token_ids: tuple[int, ...] = (0,),
+) -> DeviceSpecs:
+    """Return the geometry of a device that is small enough to run out of everything."""
+    return DeviceSpecs(
+        model=ModelFacts(
+            name="arithmetic",
+            architecture="arithmetic",
+            vocab_size=vocab_size,
+            max_model_len=max_model_len,
+            eos_token_ids=eos_token_ids,
+            dtype="float32",
+        ),
+        groups=(CacheGroup(group_id="full", block_tokens=block_tokens),),
+        num_pages=num_pages,
+        bytes_per_page=8 * block_tokens,
+        prefix_granularity=prefix_granularity,
+        max_rows=max_rows,
+        max_scheduled_tokens=max_scheduled_tokens,
+        backend="arithmetic",
+    )
+
+
+class EncodedPlane:
+    """A data plane behind a process border that is not there."""
+
+    def __init__(self, plane: DataPlane) -> None:
+        self._plane = plane
+
+    def admit(self, requests: Sequence[Admission]) -> None:
+        self._plane.admit(requests)
+
+    def execute(self, plan: Plan, dispatch: Dispatch) -> int | None:
+        return self._plane.execute(decode_plan(encode_plan(plan)), dispatch)
+
+    def complete(self, ticket: int) -> ForwardResult:
+        return decode_result(encode_result(self._plane.complete(ticket)))
+
+    def release(self, rids: Sequence[str]) -> None:
+        self._plane.release(rids)
+
+
+class Simulation:
+    """A rank whose rounds are run by hand."""
+
+    def __init__(
+        self,
+        specs: DeviceSpecs | None = None,
+        *,
+        depth: int = 0,
+        lag: Callable[[], int] = lambda: 0,
+        encoded: bool = False,
+        faulty: frozenset[str] = frozenset(),
+        mixed_batch: bool = True,
+        prefix_caching: bool = True,
+    ) -> None:
+        self.specs = specs or small_specs()
+        self.clock = ManualClock()
+        self.frontend = ScriptedFrontend(self.clock)
+        self.plane = PagedPlane(self.specs, lag=lag, faulty=faulty)
+        self.scheduler = Scheduler(
+            SchedulerConfig(
+                groups=self.specs.groups,
+                num_pages=self.specs.num_pages,
+                prefix_granularity=self.specs.prefix_granularity,
+                max_rows=self.specs.max_rows,
+                max_scheduled_tokens=self.specs.max_scheduled_tokens,
+                max_model_tokens=self.specs.model.max_model_len,
+                overlap_depth=depth,
+                mixed_batch=mixed_batch,
+                prefix_caching=prefix_caching,
+            )
+        )
+        self.loop = EventLoop(
+            scheduler=self.scheduler,
+            data_plane=EncodedPlane(self.plane) if encoded else self.plane,
+            frontend=self.frontend,
+            clock=self.clock,
+            ranks=Ranks(SoloGroup(), SoloGroup()),
+            limits=Limits.of(self.specs, self.scheduler.max_request_tokens),
+            max_rows=self.specs.max_rows,
+            total_pages=self.specs.num_pages - 1,
+            in_flight_depth=depth,
+        )
+        self.rounds = 0
+
+    def submit(
+        self,
+        rid: str,
+        prompt: Sequence[int],
+        *,
+        max_new_tokens: int | None = None,
+        seed: int = 0,
+        stream: bool = True,
+        stop_token_ids: tuple[int, ...] = (),
+        ignore_eos: bool = False,
+        min_new_tokens: int = 0,
+        top_logprobs: int | None = None,
+    ) -> None:
+        """Send a request; it arrives in the next round."""
+        ids = np.array(prompt, np.int32)
+        self.frontend.push(
+            Submitted(
+                GenerateRequest(
+                    rid=rid,
+                    input_ids=ids,
+                    sampling=Sampling(seed=seed),
+                    max_new_tokens=max_new_tokens,
+                    min_new_tokens=min_new_tokens,
+                    stop_token_ids=stop_token_ids,
+                    ignore_eos=ignore_eos,
+                    stream=stream,
+                    return_logprob=top_logprobs is not None,
+                    top_logprobs=top_logprobs or 0,
+                    page_digests=page_digests(ids, self.specs.prefix_granularity),
+                )
+            )
+        )
+
+    def abort(self, *rids: str) -> None:
+        """Send an abort; it arrives in the next round."""
+        self.frontend.push(AbortAsked(rids))
+
+    def call(self, call_id: int, method: str, *args: object) -> None:
+        """Send a control operation; it arrives in the next round."""
+        self.frontend.push(CallAsked(call_id, method, args))
+
+    def run(self, rounds: int) -> None:
+        """Run some rounds."""
+        for _ in range(rounds):
+            self.loop.round(False)
+            self.rounds += 1
+            self.clock.advance(ROUND_US)
+
+    def run_until_idle(self, limit: int = 2_000) -> None:
+        """Run rounds until nothing is left to do. Raises InvariantError after `limit` rounds."""
+        for _ in range(limit):
+            self.run(1)
+            if self.loop.idle and not self.frontend.queued:
+                return
+        raise InvariantError(f"still busy after {limit} rounds; {self.loop.story()}")
+
+    def answer(self, rid: str) -> Told:
+        """Return what the client of an ended request was told."""
+        return self.frontend.ended(rid)
+
+    def check_drained(self) -> None:
+        """Raise InvariantError unless everything that was given out is back."""
+        self.loop.check()
+        if self.frontend.live:
+            raise InvariantError(f"requests that never ended: {sorted(self.frontend.live)}")
+        if self.scheduler.active_pages():
+            raise InvariantError(f"{self.scheduler.active_pages()} pages are still held")
+        if self.plane.known:
+            raise InvariantError(f"the data plane still holds {self.plane.known} requests")
