@@ -1,0 +1,345 @@
+"""CPU time of a round: the whole control plane and the scheduler, without a model.
+
+    python benchmarks/round.py [--json FILE] [--batch 1 16 64 256 1024] [--rounds 600]
+    python benchmarks/round.py --soak 1000000
+
+The data plane is a counter, whose own time is measured and taken off. `round` is the
+control thread's CPU time for one pass of the loop; `scheduler` is the part of it in
+plan, advance and the scheduler's other calls, measured in a run of its own; `steady` is
+decoding with nothing arriving, `churn` keeps the batch full while requests end and
+arrive all the time. The soak runs the churn and reports memory.
+"""
+
+import argparse
+import gc
+import json
+import os
+import platform
+import random
+import resource
+import sys
+import time
+from collections import deque
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from drumline.collective.solo import SoloGroup
+from drumline.contract.messages import Submitted
+from drumline.contract.request import GenerateRequest
+from drumline.contract.result import ForwardResult
+from drumline.control.event_loop import EventLoop, Ranks
+from drumline.control.ingress import Limits
+from drumline.core.hashing import page_digests
+from drumline.replay.clock import ManualClock
+from drumline.replay.simulator import small_specs
+from drumline.scheduler.config import SchedulerConfig
+from drumline.scheduler.scheduler import Scheduler
+
+PROMPT = 512
+CONTEXT = 4096
+PAGE = 16
+VOCAB = 49_152
+
+
+class Stopwatch:
+    """CPU time spent inside, by thread."""
+
+    def __init__(self):
+        self.ns = 0
+        self._since = 0
+
+    def __enter__(self):
+        self._since = time.thread_time_ns()
+
+    def __exit__(self, *exception):
+        self.ns += time.thread_time_ns() - self._since
+
+
+class CountingPlane:
+    """A data plane that knows nothing: each sampling row gets the next number."""
+
+    def __init__(self):
+        self.own = Stopwatch()
+        self.tokens = 0
+        self._batches = deque()
+        self._tickets = 0
+
+    def admit(self, requests):
+        pass
+
+    def release(self, rids):
+        pass
+
+    def execute(self, plan, dispatch):
+        with self.own:
+            if plan.batch is None:
+                return None
+            self._batches.append(plan.batch)
+            self._tickets += 1
+            return self._tickets
+
+    def complete(self, ticket):
+        with self.own:
+            batch = self._batches.popleft()
+            counts = np.ones(batch.size, np.int32)
+            if batch.extends:
+                heads = slice(0, batch.extends)
+                ends = batch.prefix_lengths[heads] + batch.input_lengths[heads]
+                counts[heads] = ends >= batch.prompt_lengths
+            tokens = (np.arange(int(counts.sum())) + ticket).astype(np.int32) % 40_000 + 100
+            self.tokens += len(tokens)
+            return ForwardResult(tokens=tokens, counts=counts)
+
+
+class Arrivals:
+    """A frontend that hands over what was queued and forgets what it is told."""
+
+    closed = False
+
+    def __init__(self):
+        self.queue = []
+        self.ended = 0
+        self.streamed = 0
+
+    def receive(self, wait_s):
+        queued, self.queue = self.queue, []
+        return queued
+
+    def send(self, outputs, load):
+        self.streamed += len(outputs.rids)
+        self.ended += len(outputs.rids) - outputs.finished_reasons.count("")
+
+    def reply(self, reply):
+        pass
+
+
+class TimedScheduler:
+    """The scheduler, with its calls' CPU time."""
+
+    def __init__(self, scheduler):
+        self._scheduler = scheduler
+        self.own = Stopwatch()
+
+    def __getattr__(self, name):
+        found = getattr(self._scheduler, name)
+        if not callable(found):
+            return found
+
+        def timed(*args):
+            with self.own:
+                return found(*args)
+
+        setattr(self, name, timed)
+        return timed
+
+
+class Bench:
+    """One rank with a full batch of `size` requests."""
+
+    def __init__(self, size, *, depth=1, timed=False, stream=True):
+        specs = small_specs(
+            num_pages=(size + 2) * CONTEXT // PAGE,
+            block_tokens=PAGE,
+            prefix_granularity=64,
+            max_rows=size,
+            max_scheduled_tokens=8192,
+            max_model_len=CONTEXT,
+            vocab_size=VOCAB,
+        )
+        scheduler = Scheduler(
+            SchedulerConfig(
+                groups=specs.groups,
+                num_pages=specs.num_pages,
+                prefix_granularity=specs.prefix_granularity,
+                max_rows=size,
+                max_scheduled_tokens=specs.max_scheduled_tokens,
+                max_model_tokens=CONTEXT,
+                overlap_depth=depth,
+            )
+        )
+        self.size, self.stream = size, stream
+        self.scheduler = TimedScheduler(scheduler) if timed else scheduler
+        self.plane, self.frontend, self.clock = CountingPlane(), Arrivals(), ManualClock()
+        self.random = random.Random(size)
+        self.submitted = 0
+        self.loop = EventLoop(
+            scheduler=self.scheduler,
+            data_plane=self.plane,
+            frontend=self.frontend,
+            clock=self.clock,
+            ranks=Ranks(SoloGroup(), SoloGroup()),
+            limits=Limits.of(specs, scheduler.max_request_tokens),
+            max_rows=size,
+            total_pages=specs.num_pages - 1,
+            in_flight_depth=depth,
+        )
+
+    def submit(self, prompt_tokens, new_tokens):
+        self.submitted += 1
+        ids = np.array([self.random.randrange(1, VOCAB) for _ in range(prompt_tokens)], np.int32)
+        self.frontend.queue.append(
+            Submitted(
+                GenerateRequest(
+                    rid=f"request-{self.submitted}",
+                    input_ids=ids,
+                    max_new_tokens=new_tokens,
+                    ignore_eos=True,
+                    stream=self.stream,
+                    page_digests=page_digests(ids, 64),
+                )
+            )
+        )
+
+    def refill(self, prompt_tokens, new_tokens):
+        """Queue as many requests as have ended."""
+        while self.submitted - self.frontend.ended < self.size:
+            self.submit(prompt_tokens(), new_tokens())
+
+    def round(self):
+        self.loop.round(False)
+        self.clock.advance(1000)
+
+    def fill(self):
+        """Submit a full batch and run until every request decodes."""
+        for _ in range(self.size):
+            self.submit(PROMPT, CONTEXT - PROMPT)
+        while self.scheduler.sizes().decoding < self.size:
+            self.round()
+        for _ in range(80):
+            self.round()
+
+    def measure(self, rounds, before=lambda: None):
+        """Return µs of CPU a round, the fake's own taken off; the median over chunks."""
+        own = self.plane.own
+        chunk = max(rounds // 12, 10)
+        figures = []
+        for _ in range(0, rounds, chunk):
+            spent, watch = 0, Stopwatch()
+            fake = own.ns
+            for _ in range(chunk):
+                before()
+                with watch:
+                    self.loop.round(False)
+                self.clock.advance(1000)
+            spent = watch.ns - (own.ns - fake)
+            figures.append(spent / chunk / 1000)
+        return sorted(figures)[len(figures) // 2]
+
+
+def steady(size, rounds, **options):
+    bench = Bench(size, **options)
+    bench.fill()
+    return bench, bench.measure(min(rounds, CONTEXT - PROMPT - 300))
+
+
+def churn_arrivals(bench):
+    draw = bench.random.randrange
+    return lambda: bench.refill(lambda: draw(16, 256), lambda: draw(16, 256))
+
+
+def churn(size, rounds):
+    bench = Bench(size)
+    arrive = churn_arrivals(bench)
+    for _ in range(300):
+        arrive()
+        bench.round()
+    return bench.measure(rounds, arrive)
+
+
+def measure(size, rounds):
+    _, whole = steady(size, rounds)
+    _, shallow = steady(size, rounds, depth=0)
+    _, quiet = steady(size, rounds, stream=False)
+    timed = Bench(size, timed=True)
+    timed.fill()
+    before, count = timed.scheduler.own.ns, min(rounds, CONTEXT - PROMPT - 300)
+    for _ in range(count):
+        timed.round()
+    scheduler = (timed.scheduler.own.ns - before) / count / 1000
+    return {
+        "batch": size,
+        "steady_us": round(whole, 1),
+        "steady_depth0_us": round(shallow, 1),
+        "steady_not_streamed_us": round(quiet, 1),
+        "scheduler_us": round(scheduler, 1),
+        "churn_us": round(churn(size, rounds), 1),
+    }
+
+
+def soak(rounds, size=8):
+    """Run the churn and return memory at the start, on the way and at the end."""
+    bench = Bench(size)
+    arrive = churn_arrivals(bench)
+    marks = []
+    started = time.perf_counter()
+    for n in range(rounds + 1):
+        if n % max(rounds // 10, 1) == 0:
+            gc.collect()
+            marks.append({"round": n, "rss_mib": round(rss_mib(), 1)})
+            print(f"  round {n:>9}: {marks[-1]['rss_mib']} MiB", flush=True)
+        arrive()
+        bench.round()
+    bench.loop.check()
+    return {
+        "rounds": rounds,
+        "batch": size,
+        "requests": bench.frontend.ended,
+        "seconds": round(time.perf_counter() - started, 1),
+        "memory": marks,
+        # The first tenth fills what is bounded: rings, the prefix index, the pool.
+        "growth_mib": round(marks[-1]["rss_mib"] - marks[1]["rss_mib"], 1),
+    }
+
+
+def rss_mib():
+    """Return this process's resident memory; its peak where the system does not say."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except OSError:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def machine():
+    return {
+        "machine": platform.machine(),
+        "system": platform.platform(),
+        "cpus": os.cpu_count(),
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "msgspec": msgspec.__version__,
+    }
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", type=Path, help="write the figures here too")
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 16, 64, 256, 1024])
+    parser.add_argument("--rounds", type=int, default=600)
+    parser.add_argument("--soak", type=int, default=0, help="rounds of churn, for memory")
+    options = parser.parse_args(argv)
+    report = {"benchmark": "round", "unit": "µs of CPU per round", **machine()}
+    if options.soak:
+        report["soak"] = soak(options.soak)
+        print(f"memory grew by {report['soak']['growth_mib']} MiB after the first tenth")
+    else:
+        print(f"{'batch':>6}{'steady':>9}{'depth 0':>9}{'whole':>9}{'scheduler':>11}{'churn':>9}")
+        report["results"] = []
+        for size in options.batch:
+            row = measure(size, options.rounds)
+            report["results"].append(row)
+            print(
+                f"{size:>6}{row['steady_us']:>9}{row['steady_depth0_us']:>9}"
+                f"{row['steady_not_streamed_us']:>9}{row['scheduler_us']:>11}{row['churn_us']:>9}",
+                flush=True,
+            )
+    if options.json:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n")
+    return report
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,105 @@
+"""Rules of the house that imports cannot say."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[2] / "src" / "drumline"
+TREES = {
+    path.relative_to(SOURCE).as_posix(): ast.parse(path.read_text())
+    for path in sorted(SOURCE.rglob("*.py"))
+}
+FEEDBACK = {"advance", "advance_head"}
+
+
+class Calls(ast.NodeVisitor):
+    """The calls in a module, each with the class and function around it."""
+
+    def __init__(self):
+        self.scope = []
+        self.found = []
+
+    def _enter(self, node):
+        self.scope.append(node.name)
+        self.generic_visit(node)
+        self.scope.pop()
+
+    visit_ClassDef = visit_FunctionDef = visit_AsyncFunctionDef = _enter
+
+    def visit_Call(self, node):
+        self.found.append((".".join(self.scope), node))
+        self.generic_visit(node)
+
+
+def calls(name):
+    visitor = Calls()
+    visitor.visit(TREES[name])
+    return visitor.found
+
+
+def callee(call):
+    """Return a call's dotted target, as far as it is written out."""
+    return ast.unparse(call.func)
+
+
+def control_modules():
+    return [name for name in TREES if name.startswith("control/")]
+
+
+def test_only_the_round_advances_the_scheduler():
+    places = {
+        f"{name}:{scope}"
+        for name in control_modules()
+        for scope, call in calls(name)
+        if isinstance(call.func, ast.Attribute)
+        and call.func.attr in FEEDBACK
+        and "scheduler" in callee(call)
+    }
+    assert places == {"control/event_loop.py:EventLoop.round"}
+
+
+def test_kv_events_are_drained_once_a_round():
+    places = [
+        f"{name}:{scope}"
+        for name in control_modules()
+        for scope, call in calls(name)
+        if isinstance(call.func, ast.Attribute) and call.func.attr == "drain_kv_events"
+    ]
+    assert places == ["control/event_loop.py:EventLoop.round"]
+
+
+@pytest.mark.parametrize("name", [name for name in TREES if name != "core/clock.py"])
+def test_time_is_read_by_the_clock_alone(name):
+    read = [
+        f"line {call.lineno}: {callee(call)}"
+        for _, call in calls(name)
+        if callee(call)
+        in {"time.time", "time.monotonic", "time.monotonic_ns", "time.time_ns", "datetime.now"}
+    ]
+    assert not read
+
+
+@pytest.mark.parametrize("name", [name for name in TREES if not name.startswith("cli/")])
+def test_only_the_command_line_prints(name):
+    printed = [f"line {call.lineno}" for _, call in calls(name) if callee(call) == "print"]
+    assert not printed
+
+
+@pytest.mark.parametrize("name", list(TREES))
+def test_nothing_is_global(name):
+    names = [f"line {n.lineno}" for n in ast.walk(TREES[name]) if isinstance(n, ast.Global)]
+    assert not names
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in TREES if name.startswith(("control/", "scheduler/", "contract/"))]
+)
+def test_the_control_plane_draws_no_lots(name):
+    imported = {
+        alias.name
+        for node in ast.walk(TREES[name])
+        if isinstance(node, ast.Import)
+        for alias in node.names
+    } | {node.module for node in ast.walk(TREES[name]) if isinstance(node, ast.ImportFrom)}
+    assert not imported & {"random", "secrets", "uuid"}
