@@ -132,7 +132,7 @@ class FakeEngine:
             self.failure = error
         finally:
             for socket in self._sockets:
-                socket.close(500)
+                socket.close(100)
             context.term()
 
     def _socket(self, context, kind, address) -> zmq.Socket:
