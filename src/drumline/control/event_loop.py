@@ -16,6 +16,7 @@ from typing import NamedTuple, Protocol
 
 from msgspec import Struct
 
+from drumline.contract.arrays import NO_INTS
 from drumline.contract.messages import AbortAsked, CallAsked, Message, Submitted
 from drumline.contract.outputs import Load, OutputColumns
 from drumline.contract.plan import Batch, Plan
@@ -112,6 +113,8 @@ class EventLoop:
         self._in_flight: deque[_Forward] = deque()
         self._records: deque[RoundRecord] = deque(maxlen=RECORDED_ROUNDS)
         self._world_idle = True
+        self._lengths = NO_INTS
+        self._tokens = 0
         self._now_us = 0
 
     def run(self, stop: StopRequest) -> None:
@@ -159,7 +162,8 @@ class EventLoop:
             # Queued behind the forwards that may still read what these requests hold.
             self._data_plane.release(outcome.released)
         self._send(outcome.columns)
-        log_ended(outcome.ended)
+        if outcome.ended:
+            log_ended(outcome.ended)
         self._record(len(relayed.messages), plan)
         return stop
 
@@ -280,8 +284,12 @@ class EventLoop:
         Collective: every round, on every rank of the world. A batch without tokens is no work.
         """
         mine = [0, 0, 0, int(stop)]
-        if batch is not None and (tokens := batch.tokens):
-            mine[:3] = tokens, batch.size, batch.extends
+        if batch is not None:
+            if batch.input_lengths is not self._lengths:
+                # The scheduler hands out the same array while its batch lasts.
+                self._lengths, self._tokens = batch.input_lengths, batch.tokens
+            if self._tokens:
+                mine = [self._tokens, batch.size, batch.extends, int(stop)]
         batches = self._world.all_gather_ints(mine)
         self._world_idle = not any(theirs[0] for theirs in batches)
         return any(theirs[3] for theirs in batches)
@@ -337,7 +345,7 @@ class EventLoop:
                 now_us=self._now_us,
                 messages=messages,
                 rows=batch.size if batch else 0,
-                tokens=len(batch.extend_ids) + batch.size - batch.extends if batch else 0,
+                tokens=self._tokens if batch else 0,
                 in_flight=len(self._in_flight),
                 running=self._outputs.running,
             )

@@ -8,7 +8,6 @@ when the round asks for them, and knows neither of their takers.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -69,13 +68,57 @@ class Outcome(Struct):
     ended: list[Ended]
 
 
-class _Streaming(NamedTuple):
-    """The columns of a batch that do not change while its membership lasts."""
+class _Steady:
+    """A batch whose every row decoded alike the last time, and what that makes constant.
 
-    rows: IntArray
-    rids: list[str]
-    prompt_tokens: list[int]
-    cached_tokens: list[int]
+    While nobody starts, ends or changes rows, the rows' counts live here and each
+    commit is a few vector operations. `headroom` is how many tokens every row may still
+    produce before the first one reaches its length.
+    """
+
+    __slots__ = (
+        "cached_tokens",
+        "generations",
+        "headroom",
+        "loud",
+        "ones",
+        "produced",
+        "prompt_tokens",
+        "quiet",
+        "rids",
+        "rows",
+    )
+
+    def __init__(
+        self,
+        batch: Batch,
+        requests: list[Request],
+        produced: IntArray,
+        headroom: int,
+        streams: Flags,
+    ) -> None:
+        self.rows = batch.rows
+        self.generations = batch.generations
+        self.ones = np.ones(len(batch.rows), np.int32).tobytes()
+        self.produced = produced
+        self.headroom = headroom
+        self.quiet = np.flatnonzero(~streams)
+        self.loud = np.flatnonzero(streams) if len(self.quiet) else None
+        told = [request for request in requests if request.stream]
+        self.rids = [request.rid for request in told]
+        self.prompt_tokens = [request.prompt_tokens for request in told]
+        self.cached_tokens = [request.cached_tokens for request in told]
+
+    def fits(self, batch: Batch, result: ForwardResult) -> bool:
+        """Whether a forward is one of this batch and brings one token a row."""
+        return (
+            batch.rows is self.rows
+            and batch.generations is self.generations
+            and self.headroom > 1
+            and not len(result.nan_indices)
+            and len(result.tokens) == len(self.rows)
+            and result.counts.tobytes() == self.ones
+        )
 
 
 class Outputs:
@@ -101,7 +144,9 @@ class Outputs:
         self._stop_users = np.zeros(vocab_size, np.int32)
         """By token: how many requests with a row may stop on it."""
         self._wanting_logprobs = 0
-        self._streaming: _Streaming | None = None
+        self._steady: _Steady | None = None
+        self._seen: IntArray | None = None
+        """The rows of the last batch; one that comes again is worth remembering."""
         self._outcome = Outcome([], OutputColumns(), [], [])
 
     @property
@@ -179,7 +224,7 @@ class Outputs:
 
     def bind(self, bound: Bound, cached_tokens: int, now_us: int) -> None:
         """Note that a row serves a request from this round's plan on."""
-        self._streaming = None
+        self._settle()
         row = bound.row
         request = self._by_rid.get(bound.rid)
         if self._requests[row] is not None:
@@ -223,6 +268,12 @@ class Outputs:
         Raises InvariantError if the result is not one of this batch.
         """
         rows, counts, tokens = batch.rows, result.counts, result.tokens
+        steady = self._steady
+        if steady is not None and steady.fits(batch, result) and not self._stop_users[tokens].any():
+            self._outcome.events.append(Results(rows, batch.generations, counts, tokens))
+            self._commit_steady(steady, tokens)
+            return
+        self._settle()
         if len(counts) != len(rows):
             raise InvariantError(f"a forward of {len(rows)} rows returned {len(counts)} counts")
         live = self._generation[rows] == batch.generations
@@ -234,6 +285,7 @@ class Outputs:
         single = live & (counts == 1)
         if len(tokens) == len(rows) and single.all():
             self._commit_singles(rows, tokens, None, logprobs, now_us)
+            self._remember(batch)
             return
         ends = np.cumsum(counts)
         if ends[-1] != len(tokens):
@@ -247,6 +299,36 @@ class Outputs:
             start = int(starts[index])
             ids = tokens[start : start + int(counts[index])].tolist()
             self._commit_ids(int(rows[index]), ids, logprobs.get(index), now_us)
+
+    def _commit_steady(self, steady: _Steady, tokens: IntArray) -> None:
+        """Commit one token to each row of a batch that is as it was."""
+        steady.headroom -= 1
+        steady.produced += 1
+        produced = steady.produced
+        if len(steady.quiet):
+            self._hold(steady.rows[steady.quiet], tokens[steady.quiet])
+            tokens, produced = tokens[steady.loud], produced[steady.loud]
+        if len(tokens):
+            self._stream(steady.rids, steady.prompt_tokens, steady.cached_tokens, tokens, produced)
+
+    def _remember(self, batch: Batch) -> None:
+        """Note a batch that came twice, if nothing of it needs Python next time."""
+        again = batch.rows is self._seen
+        self._seen = batch.rows
+        if not again or self._attention[batch.rows].any():
+            return
+        if not np.array_equal(self._generation[batch.rows], batch.generations):
+            return
+        requests = [request for row in batch.rows.tolist() if (request := self._requests[row])]
+        produced = self._produced[batch.rows]
+        headroom = int((self._limit[batch.rows] - produced).min())
+        self._steady = _Steady(batch, requests, produced, headroom, self._streams[batch.rows])
+
+    def _settle(self) -> None:
+        """Put the counts of the remembered batch back where everybody finds them."""
+        steady, self._steady = self._steady, None
+        if steady is not None:
+            self._produced[steady.rows] = steady.produced
 
     def _commit_singles(
         self,
@@ -275,35 +357,37 @@ class Outputs:
                 streams[rest],
             )
         self._produced[rows] = produced
-        if streams.all():
-            self._stream(rows, tokens, produced)
-            return
         quiet = np.flatnonzero(~streams)
-        self._hold(rows[quiet], tokens[quiet])
-        loud = np.flatnonzero(streams)
-        self._stream(rows[loud], tokens[loud], produced[loud])
+        if len(quiet):
+            self._hold(rows[quiet], tokens[quiet])
+            loud = np.flatnonzero(streams)
+            rows, tokens, produced = rows[loud], tokens[loud], produced[loud]
+        requests = [request for row in rows.tolist() if (request := self._requests[row])]
+        self._stream(
+            [request.rid for request in requests],
+            [request.prompt_tokens for request in requests],
+            [request.cached_tokens for request in requests],
+            tokens,
+            produced,
+        )
 
-    def _stream(self, rows: IntArray, tokens: IntArray, produced: IntArray) -> None:
-        """Tell the clients of `rows` one token each."""
-        count = len(rows)
-        if not count:
-            return
-        streaming = self._streaming
-        if streaming is None or streaming.rows is not rows:
-            requests = [self._requests[row] for row in rows.tolist()]
-            streaming = self._streaming = _Streaming(
-                rows,
-                [request.rid for request in requests if request],
-                [request.prompt_tokens for request in requests if request],
-                [request.cached_tokens for request in requests if request],
-            )
+    def _stream(
+        self,
+        rids: list[str],
+        prompt_tokens: list[int],
+        cached_tokens: list[int],
+        tokens: IntArray,
+        produced: IntArray,
+    ) -> None:
+        """Tell clients one token each."""
+        count = len(rids)
         columns = self._outcome.columns
-        columns.rids += streaming.rids
+        columns.rids += rids
         columns.output_ids += [[token] for token in tokens.tolist()]
         columns.finished_reasons += [""] * count
-        columns.prompt_tokens += streaming.prompt_tokens
+        columns.prompt_tokens += prompt_tokens
         columns.completion_tokens += produced.tolist()
-        columns.cached_tokens += streaming.cached_tokens
+        columns.cached_tokens += cached_tokens
         columns.logprobs += [_NO_FLOATS] * count
         columns.logprob_ids += [_NO_IDS] * count
         columns.top_logprobs += [_NO_TOP] * count
@@ -387,6 +471,7 @@ class Outputs:
 
     def _unbind(self, request: Request) -> None:
         """Take a request off its row, with what the row's arrays know of it."""
+        self._settle()
         row = request.row
         self._flush(row)
         request.produced = int(self._produced[row])
@@ -399,7 +484,6 @@ class Outputs:
             self._wanting_logprobs -= 1
         for token in request.stops:
             self._stop_users[token] -= 1
-        self._streaming = None
 
     def _emit(self, request: Request, produced: int, ending: Ending | None) -> None:
         """Send what is held of a request, with its end if it is over."""

@@ -51,6 +51,8 @@ class Relay:
         self._inputs = 0
         self._plan = 0
         self._results = 0
+        self._rows: IntArray | None = None
+        self._rows_digest = 0
 
     @property
     def owner(self) -> bool:
@@ -82,9 +84,11 @@ class Relay:
         digest = plan.round & 0xFFFFFFFF
         batch = plan.batch
         if batch is not None:
-            digest = _crc(
-                digest, batch.rows, batch.generations, batch.input_lengths, batch.prefix_lengths
-            )
+            if batch.rows is not self._rows:
+                # The scheduler hands out the same arrays while its batch lasts.
+                self._rows = batch.rows
+                self._rows_digest = _crc(0, batch.rows, batch.generations)
+            digest = _crc(digest ^ self._rows_digest, batch.input_lengths, batch.prefix_lengths)
             if batch.extends:
                 digest = _crc(digest, batch.extend_ids, batch.prompt_lengths)
         for patch in plan.patches:
