@@ -7,6 +7,7 @@ script returns, one token a step. Tests of frontends drive it:
         ...
 """
 
+import itertools
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -56,6 +57,14 @@ class _Running:
         self.tokens = tokens
         self.sent = 0
 
+    def ends(self) -> bool:
+        """Whether nothing follows the token just taken."""
+        following = next(self.tokens, None)
+        if following is None:
+            return True
+        self.tokens = itertools.chain([following], self.tokens)
+        return False
+
 
 class FakeEngine:
     """An engine that says what `script` tells it to.
@@ -66,6 +75,7 @@ class FakeEngine:
     set it takes requests but makes no step. `on_call` maps a method and its arguments
     to success and message; None for no answer at all. `refuse` maps a request to the
     details of an abort, or None. `cached_tokens` is what every request reports.
+    With `reason_rides` an answer's last token comes with its reason instead of before it.
     `requests`, `aborted` and `calls` say what arrived, in order.
     """
 
@@ -79,6 +89,7 @@ class FakeEngine:
         refuse: Callable[[TokenizedGenerateReqInput], dict | None] = lambda request: None,
         on_call: Callable[..., tuple[bool, str] | None] = lambda method, *args: (True, ""),
         cached_tokens: int = 0,
+        reason_rides: bool = False,
         registers: Registration | None = None,
     ) -> None:
         self.handshake = handshake
@@ -88,6 +99,7 @@ class FakeEngine:
         self.refuse = refuse
         self.on_call = on_call
         self.cached_tokens = cached_tokens
+        self.reason_rides = reason_rides
         self.registers = registers or registration()
         self.held = threading.Event()
         self.requests: list[TokenizedGenerateReqInput] = []
@@ -213,6 +225,9 @@ class FakeEngine:
             reason = ""
             if token is None:
                 reason = "length" if running.sent == limit else "stop"
+            elif self.reason_rides and running.ends():
+                running.sent += 1
+                reason = "stop"
             else:
                 running.sent += 1
                 if running.sent == limit:

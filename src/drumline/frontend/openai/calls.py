@@ -1,0 +1,148 @@
+"""What the two generating routes have in common: a checked request and its answer's frame."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from msgspec import UNSET, Struct, UnsetType
+
+from drumline.core.errors import RequestError
+from drumline.frontend.generation import Asked, Piece, TokenLogprob, Usage
+from drumline.frontend.limits import MAX_SEQUENCES
+from drumline.frontend.openai.sampling import (
+    choice_count,
+    sampling_params,
+    seed_of,
+    stop_strings,
+)
+from drumline.frontend.openai.schema import PromptDetails, SamplingFields, UsageBody
+from drumline.frontend.service import Service
+from drumline.frontend.text.prompt_encoder import TooManyTokensError
+
+
+class Frame(Struct, frozen=True):
+    """What every object of one reply says of it."""
+
+    id: str
+    created: int
+    model: str
+
+
+class Answer(Struct):
+    """A whole answer, put together from its pieces."""
+
+    text: str = ""
+    logprobs: list[TokenLogprob] = []
+    finish_reason: str = ""
+    stop_reason: str | int | None = None
+
+    def add(self, piece: Piece) -> None:
+        """Grow by `piece`."""
+        self.text += piece.text
+        self.logprobs += piece.logprobs
+        if piece.finish_reason is not None:
+            self.finish_reason = piece.finish_reason
+            self.stop_reason = piece.stop_reason
+
+
+class Call(Protocol):
+    """One decoded request of a dialect, and how its answer is written."""
+
+    @property
+    def fields(self) -> SamplingFields:
+        """What the request says about sampling."""
+
+    async def asked(self, service: Service) -> Asked:
+        """Check the request and encode its prompts. Raises RequestError 400."""
+
+    def opening(self, frame: Frame, answers: int, usage: Usage) -> list[bytes]:
+        """Return the events a stream of so many answers begins with."""
+
+    def events(self, frame: Frame, piece: Piece, usage: Usage | None) -> list[bytes]:
+        """Return the events of `piece`, with the usage so far where it is wanted."""
+
+    def usage_event(self, frame: Frame, usage: Usage) -> bytes:
+        """Return the event that closes a stream with what it cost."""
+
+    def whole(self, frame: Frame, answers: Sequence[Answer], usage: Usage) -> bytes:
+        """Return the body of a reply that is not streamed."""
+
+
+async def encoded(service: Service, text: str, *, add_special: bool, param: str) -> list[int]:
+    """Return the ids of a prompt's text. Raises RequestError 400 for one that is too long."""
+    context = service.limits.context
+    try:
+        return await service.encoder.encode(text, add_special=add_special, most=context)
+    except TooManyTokensError as error:
+        raise service.limits.prompt_too_long(error.tokens, param, at_least=True) from None
+
+
+def asked_of(
+    service: Service,
+    fields: SamplingFields,
+    prompts: Sequence[list[int]],
+    *,
+    param: str,
+    max_param: str,
+    max_tokens: int | None,
+    logprobs: int | None,
+) -> Asked:
+    """Return what a request asks for, its parameters and its prompts checked.
+
+    Raises RequestError 400 naming the parameter at fault; `param` is the prompts' own.
+    """
+    limits = service.limits
+    choices = choice_count(fields)
+    if len(prompts) * choices > MAX_SEQUENCES:
+        raise RequestError(
+            400,
+            f"{len(prompts)} prompts with n {choices} are {len(prompts) * choices} answers; "
+            f"{MAX_SEQUENCES} are allowed",
+            param=param,
+            code="too_many_answers",
+        )
+    sampling = sampling_params(fields, limits)
+    lengths = []
+    for prompt in prompts:
+        if not prompt:
+            raise RequestError(
+                400, f"{param}: a prompt without tokens has no answer", param=param,
+                code="empty_prompt",
+            )  # fmt: skip
+        lengths.append(
+            limits.answer_tokens(len(prompt), max_tokens, param=param, max_param=max_param)
+        )
+    if sampling.min_new_tokens > min(lengths, default=0):
+        raise RequestError(
+            400,
+            f"min_tokens is {sampling.min_new_tokens}; an answer may have {min(lengths)} tokens",
+            param="min_tokens",
+            code="integer_above_max_value",
+        )
+    return Asked(
+        prompts=tuple(prompts),
+        answer_tokens=tuple(lengths),
+        choices=choices,
+        sampling=sampling,
+        seed=seed_of(fields),
+        stops=stop_strings(fields),
+        keeps_stop=bool(fields.include_stop_str_in_output),
+        logprobs=logprobs,
+    )
+
+
+def usage_body(usage: Usage) -> UsageBody:
+    """Return `usage` as the API words it."""
+    return UsageBody(
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens,
+        total_tokens=usage.prompt_tokens + usage.completion_tokens,
+        prompt_tokens_details=PromptDetails(usage.cached_tokens),
+    )
+
+
+def usage_field(fields: SamplingFields, usage: Usage | None) -> UsageBody | UnsetType | None:
+    """Return what stands in a chunk's `usage`: a body, null where one comes later, or nothing."""
+    options = fields.stream_options
+    if options is None or not options.include_usage:
+        return UNSET
+    return usage_body(usage) if usage is not None and options.continuous_usage_stats else None

@@ -1,0 +1,140 @@
+"""A generating route: from the request's bytes to the last byte of its answer."""
+
+import asyncio
+import logging
+import uuid
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+
+from starlette.types import Receive, Scope, Send
+
+from drumline.core.errors import PeerError, RequestError
+from drumline.core.ids import request_id
+from drumline.frontend.generation import Generation, Piece
+from drumline.frontend.openai.calls import Answer, Call, Frame
+from drumline.frontend.service import Service
+from drumline.frontend.text.tokenizer import Tokenizer
+from drumline.frontend.web.errors import as_request_error, internal_error, shutting_down
+from drumline.frontend.web.incoming import (
+    ClientGoneError,
+    given_request_id,
+    read_body,
+    unless_gone,
+)
+from drumline.frontend.web.reply import Reply
+
+log = logging.getLogger(__name__)
+
+Decode = Callable[[bytes, Tokenizer], Call]
+
+
+class GeneratingEndpoint:
+    """One generating route as an ASGI application; `decode` is its dialect."""
+
+    def __init__(self, service: Service, decode: Decode, id_prefix: str) -> None:
+        self._service = service
+        self._decode = decode
+        self._id_prefix = id_prefix
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        service = self._service
+        own_id = request_id(self._id_prefix)
+        reply = Reply(send, own_id)
+        try:
+            given = given_request_id(scope)
+            if given is not None:
+                reply.request_id = given
+            with service.live.entered(reply.request_id):
+                if service.engine.closed.is_set():
+                    raise as_request_error(PeerError("its process ended"))
+                body = await read_body(scope, receive, service.server.max_body_bytes)
+                frame = Frame(
+                    own_id if given is None else f"{self._id_prefix}-{given}",
+                    int(service.clock.wall_s()),
+                    service.model,
+                )
+                await unless_gone(receive, self._answer(body, frame, reply))
+        except ClientGoneError:
+            log.debug("%s: the client left", reply.request_id)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or not service.live.broken_off:
+                raise
+            task.uncancel()  # there is a last word to say
+            await self._refuse(reply, shutting_down())
+        except RequestError as error:
+            await self._refuse(reply, error)
+        except PeerError as error:
+            await self._refuse(reply, as_request_error(error))
+        except Exception:
+            log.exception("%s failed", reply.request_id)
+            await self._refuse(reply, internal_error())
+        finally:
+            reply.close()
+
+    async def _refuse(self, reply: Reply, error: RequestError) -> None:
+        self._service.metrics.refused(error.status)
+        await reply.error(error)
+
+    async def _answer(self, body: bytes, frame: Frame, reply: Reply) -> None:
+        service = self._service
+        call = self._decode(body, service.tokenizer)
+        service.check_model(call.fields.model)
+        asked = await call.asked(service)
+        # The engine forgets an id later than its client, who may use it again at once.
+        rid = frame.id if frame.id == reply.request_id else f"{frame.id}-{uuid.uuid4().hex[:8]}"
+        generation = Generation(
+            asked, rid, service.engine, service.tokenizer, service.metrics, service.clock
+        )
+        async with aclosing(generation.pieces()) as pieces:
+            if call.fields.stream:
+                await self._stream(call, generation, pieces, frame, reply)
+            else:
+                await self._whole(call, generation, pieces, frame, reply)
+
+    async def _whole(
+        self,
+        call: Call,
+        generation: Generation,
+        pieces: AsyncGenerator[Piece, None],
+        frame: Frame,
+        reply: Reply,
+    ) -> None:
+        asked = generation.asked
+        answers = [Answer(logprobs=[]) for _ in range(len(asked.prompts) * asked.choices)]
+        async for piece in pieces:
+            answers[piece.index].add(piece)
+        await reply.body(call.whole(frame, answers, generation.usage))
+
+    async def _stream(
+        self,
+        call: Call,
+        generation: Generation,
+        pieces: AsyncGenerator[Piece, None],
+        frame: Frame,
+        reply: Reply,
+    ) -> None:
+        asked = generation.asked
+        options = call.fields.stream_options
+        timings = self._service.timings
+        # A refusal by the engine comes first if at all; wait a little to give it its status.
+        first: asyncio.Future[Piece] = asyncio.ensure_future(anext(pieces))
+        try:
+            await asyncio.wait((first,), timeout=timings.first_output_s)
+            if first.done():
+                first.result()
+            await reply.open_stream(timings.ping_s)
+            opening = call.opening(frame, len(asked.prompts) * asked.choices, generation.usage)
+            if opening:
+                await reply.events(opening)
+            piece = await first
+        finally:
+            if not first.done():
+                first.cancel()
+                await asyncio.gather(first, return_exceptions=True)
+        await reply.events(call.events(frame, piece, generation.usage))
+        async for piece in pieces:
+            await reply.events(call.events(frame, piece, generation.usage))
+        if options is not None and options.include_usage:
+            await reply.event(call.usage_event(frame, generation.usage))
+        await reply.done()

@@ -1,0 +1,136 @@
+"""Serving the application: the socket, the server, and how it stops.
+
+Stopping is in two steps. Draining: the socket stays open, new requests get 503, what
+runs may finish until the drain's time is over. Then the listener and what is left of
+the connections are closed.
+"""
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from drumline.core.config import ServerConfig
+from drumline.core.errors import ConfigError
+from drumline.frontend.app import create_app
+from drumline.frontend.service import Service
+
+log = logging.getLogger(__name__)
+
+_BACKLOG = 2048
+_LAST_WORDS_S = 2
+
+
+def listen(server: ServerConfig) -> socket.socket:
+    """Return a socket bound to the configured address, which takes no connections yet.
+
+    Raises ConfigError naming `--port` or `--host` when it cannot be bound.
+    """
+    address = f"{server.host}:{server.port}"
+    try:
+        found = socket.getaddrinfo(
+            server.host, server.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+    except socket.gaierror as error:
+        raise ConfigError("--host", f"{server.host!r} is no address: {error.strerror}") from error
+    family, kind, protocol, _, resolved = found[0]
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(resolved)
+    except OSError as error:
+        listener.close()
+        reason = f"cannot bind {address}: {error.strerror}"
+        raise ConfigError("--port", f"{reason}; choose another port, or 0 for any") from error
+    listener.setblocking(False)
+    return listener
+
+
+def url_of(listener: socket.socket) -> str:
+    """Return the URL at which a bound socket is reached."""
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+async def serve(
+    service: Service,
+    listener: socket.socket,
+    *,
+    stop: asyncio.Event,
+    drain_timeout_s: float,
+    ready: Callable[[str], None] = lambda url: None,
+) -> None:
+    """Serve `service` on `listener` until `stop` is set, then drain and close.
+
+    `ready` is called with the URL once connections are answered. A dead engine does
+    not end this: requests get 503 until whoever owns the tree sets `stop`. Signals are
+    the caller's.
+
+    Thread: one event loop, the engine link's.
+    """
+    server = _Server(create_app(service), listener)
+    await server.start()
+    ready(url_of(listener))
+    log.info("HTTP on %s", url_of(listener))
+    try:
+        await stop.wait()
+        await _drain(service, drain_timeout_s)
+    finally:
+        await server.stop()
+        service.close()
+
+
+async def _drain(service: Service, timeout_s: float) -> None:
+    live, engine = service.live, service.engine
+    live.draining = True
+    if live:
+        log.info("draining: %d requests have %g s to finish", len(live), timeout_s)
+    ends = [asyncio.create_task(event.wait()) for event in (live.idle, engine.closed)]
+    try:
+        await asyncio.wait(ends, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for end in ends:
+            end.cancel()
+    if live:
+        log.warning("%d requests did not finish in time and are broken off", len(live))
+        live.break_off()
+        await asyncio.wait((asyncio.ensure_future(live.idle.wait()),), timeout=_LAST_WORDS_S)
+
+
+class _Server:
+    """uvicorn without its hold on the process: no signals, no log set-up, our own stop."""
+
+    def __init__(self, app: ASGIApp, listener: socket.socket) -> None:
+        self._listener = listener
+        self._config = uvicorn.Config(
+            app,
+            http="httptools",
+            loop="uvloop",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            backlog=_BACKLOG,
+            timeout_graceful_shutdown=_LAST_WORDS_S,
+        )
+        self._server = uvicorn.Server(self._config)
+        self._ticking: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Begin to answer connections."""
+        self._config.load()
+        self._server.lifespan = self._config.lifespan_class(self._config)
+        await self._server.startup(sockets=[self._listener])
+        self._ticking = asyncio.create_task(self._server.main_loop())
+
+    async def stop(self) -> None:
+        """Close the listener and, after a moment for last words, every connection."""
+        self._server.should_exit = True
+        if self._ticking is not None:
+            await self._ticking
+            await self._server.shutdown(sockets=[self._listener])

@@ -1,0 +1,95 @@
+"""What every route needs to serve one model: engine link, tokenizer, limits, metrics."""
+
+from msgspec import Struct
+from prometheus_client import CollectorRegistry, ProcessCollector
+
+from drumline.client.engine_client import EngineClient
+from drumline.core.clock import SystemClock
+from drumline.core.config import ServerConfig
+from drumline.core.errors import RequestError
+from drumline.frontend.limits import Limits
+from drumline.frontend.live_requests import LiveRequests
+from drumline.frontend.text.chat_template import ChatTemplate
+from drumline.frontend.text.prompt_encoder import PromptEncoder
+from drumline.frontend.text.tokenizer import Tokenizer
+from drumline.metrics.loads import LoadCollector
+from drumline.metrics.requests import RequestMetrics
+from drumline.wire.handshake import Registration
+
+
+class Timings(Struct, frozen=True, kw_only=True):
+    """Delays of the HTTP side, in seconds."""
+
+    ping_s: float = 15.0
+    """Silence after which a stream gets a comment."""
+    first_output_s: float = 1.0
+    """How long a stream's status waits for the engine's first word, which may be a refusal."""
+    stall_s: float = 60.0
+    """Running work without output for this long is unhealthy."""
+
+
+class Service:
+    """One served model. Thread: the event loop's."""
+
+    def __init__(
+        self,
+        server: ServerConfig,
+        model_names: tuple[str, ...],
+        engine: EngineClient,
+        registration: Registration,
+        tokenizer: Tokenizer,
+        *,
+        registry: CollectorRegistry | None = None,
+        timings: Timings | None = None,
+        clock: SystemClock | None = None,
+    ) -> None:
+        """Serve `engine` under `model_names`, of which the first is the one reported.
+
+        Raises ConfigError when the tokenizer's chat template does not compile.
+        """
+        facts = tokenizer.facts
+        self.server = server
+        self.model_names = model_names
+        self.engine = engine
+        self.registration = registration
+        self.tokenizer = tokenizer
+        self.timings = timings or Timings()
+        self.clock = clock or SystemClock()
+        self.created = int(self.clock.wall_s())
+        self.limits = Limits.of(registration, tokenizer.vocab_size)
+        self.template = (
+            ChatTemplate(
+                facts.chat_template,
+                bos_token=facts.bos_token,
+                eos_token=facts.eos_token,
+                clock=self.clock,
+            )
+            if facts.chat_template is not None
+            else None
+        )
+        self.encoder = PromptEncoder(tokenizer)
+        self.registry = registry or CollectorRegistry()
+        self.metrics = RequestMetrics(self.registry, self.model)
+        self.live = LiveRequests(self.clock, self.metrics.in_flight)
+        ProcessCollector(registry=self.registry)
+        LoadCollector(self.registry, self.model, lambda: engine.loads)
+
+    @property
+    def model(self) -> str:
+        """The name under which the model is reported."""
+        return self.model_names[0]
+
+    def check_model(self, name: str | None) -> None:
+        """Raise RequestError 404 unless `name` is a name of the model, or none at all."""
+        if name and name not in self.model_names:
+            known = ", ".join(self.model_names)
+            raise RequestError(
+                404,
+                f"there is no model {name!r} here; this server has: {known}",
+                param="model",
+                code="model_not_found",
+            )
+
+    def close(self) -> None:
+        """Give up what the service holds; the engine link is not its own."""
+        self.encoder.close()

@@ -1,0 +1,105 @@
+"""The answer to one HTTP request, written straight to the server's `send`.
+
+Either one body with its length, or a stream of server-sent events. While a stream
+is silent a comment goes out now and then, which clients skip and proxies take for
+life.
+"""
+
+import asyncio
+from collections.abc import Iterable
+
+from starlette.types import Send
+
+from drumline.core.errors import RequestError
+from drumline.frontend.web.errors import Headers, error_body, error_headers
+
+JSON = b"application/json"
+
+_PING = b": ping\n\n"
+_DONE = b"data: [DONE]\n\n"
+
+
+class Reply:
+    """One answer; `started` once its status is on its way and cannot change any more."""
+
+    __slots__ = ("_pinging", "_send", "_wrote_at", "request_id", "started")
+
+    def __init__(self, send: Send, request_id: str) -> None:
+        self._send = send
+        self.request_id = request_id
+        self.started = False
+        self._wrote_at = 0.0
+        self._pinging: asyncio.Task[None] | None = None
+
+    async def body(
+        self, data: bytes, *, status: int = 200, kind: bytes = JSON, headers: Headers = ()
+    ) -> None:
+        """Send the whole answer."""
+        length = (b"content-length", str(len(data)).encode())
+        await self._start(status, kind, (length, *headers))
+        await self._send({"type": "http.response.body", "body": data})
+
+    async def error(self, error: RequestError, headers: Headers = ()) -> None:
+        """Answer with `error`; in a stream, as its last event."""
+        if self._pinging is not None:
+            await self.event(error_body(error))
+            await self.done()
+        elif not self.started:
+            await self.body(
+                error_body(error),
+                status=error.status,
+                headers=(*error_headers(error), *headers),
+            )
+
+    async def open_stream(self, ping_s: float) -> None:
+        """Begin a stream of events, with a comment after every `ping_s` of silence."""
+        await self._start(
+            200, b"text/event-stream; charset=utf-8", ((b"cache-control", b"no-cache"),)
+        )
+        self._pinging = asyncio.create_task(self._ping(ping_s))
+
+    async def event(self, data: bytes) -> None:
+        """Send one event. Waits while the client reads slower than it is written to."""
+        await self._write(b"data: " + data + b"\n\n")
+
+    async def events(self, data: Iterable[bytes]) -> None:
+        """Send events that belong together in one piece."""
+        await self._write(b"".join([b"data: " + event + b"\n\n" for event in data]))
+
+    async def done(self) -> None:
+        """End the stream with the sentinel that clients wait for."""
+        self.close()
+        await self._send({"type": "http.response.body", "body": _DONE, "more_body": False})
+
+    def close(self) -> None:
+        """Stop what runs beside the stream; does nothing without one."""
+        if self._pinging is not None:
+            self._pinging.cancel()
+
+    async def _start(self, status: int, kind: bytes, headers: Headers) -> None:
+        self.started = True
+        await self._send(
+            {
+                "type": "http.response.start",
+                "status": status,
+                "headers": [
+                    (b"content-type", kind),
+                    (b"x-request-id", self.request_id.encode()),
+                    *headers,
+                ],
+            }
+        )
+
+    async def _write(self, data: bytes) -> None:
+        self._wrote_at = asyncio.get_running_loop().time()
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def _ping(self, every_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        self._wrote_at = loop.time()
+        while True:
+            quiet = loop.time() - self._wrote_at
+            if quiet >= every_s:
+                await self._write(_PING)
+            else:
+                await asyncio.sleep(every_s - quiet)
