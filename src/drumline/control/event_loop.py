@@ -29,14 +29,25 @@ from drumline.control.load_report import LoadReport
 from drumline.control.output import Outputs
 from drumline.control.relay import Digest, Relay
 from drumline.control.request_stats import log_ended
-from drumline.control.requests import CLIENT_ERROR, CONFLICT, Admitted, Ending, Reason, Refusal
+from drumline.control.requests import (
+    CLIENT_ERROR,
+    CONFLICT,
+    NO_CAPACITY,
+    Admitted,
+    Ending,
+    Reason,
+    Refusal,
+)
 from drumline.core.errors import InvariantError
+from drumline.scheduler.events import Tick
 from drumline.scheduler.scheduler import Scheduler
 
 IDLE_WAIT_S = 0.01
 """How long an idle round waits for a message before it looks at its stop request again."""
 
 RECORDED_ROUNDS = 64
+
+_PAUSED = Ending(Reason.ABORT, "the engine was paused, which ended what ran", NO_CAPACITY)
 
 _log = logging.getLogger(__name__)
 
@@ -112,6 +123,8 @@ class EventLoop:
         self._batch_log = BatchLog(ranks.world.index)
         self._in_flight: deque[_Forward] = deque()
         self._records: deque[RoundRecord] = deque(maxlen=RECORDED_ROUNDS)
+        self._withheld: list[Admitted] = []
+        self._forwards_allowed = True
         self._world_idle = True
         self._lengths = NO_INTS
         self._tokens = 0
@@ -139,6 +152,13 @@ class EventLoop:
         self._admit(relayed.messages)
         self._gate()
 
+        # Head: whether forwards are allowed, which the scheduler learns here alone.
+        if self._controls.frozen is self._forwards_allowed:
+            self._forwards_allowed = not self._controls.frozen
+            self._scheduler.advance_head(
+                [Tick(now_us=self._now_us, allow_forward=self._forwards_allowed)]
+            )
+
         plan = self._scheduler.plan()
         self._relay.add_plan(plan)
         self._start(plan)
@@ -150,7 +170,8 @@ class EventLoop:
         ticket = self._data_plane.execute(plan, dispatch) if plan.needs_device else None
         if ticket is not None and plan.batch is not None:
             self._in_flight.append(_Forward(plan.batch, ticket))
-        # Without a new forward nothing would push the queue on, so all of it commits.
+        # Without a new forward (a frozen round has none) nothing would push the queue on, so
+        # all of it commits.
         self._commit_down_to(self._depth if ticket is not None else 0)
 
         # Tail: what was committed and aborted reaches the scheduler before it plans again.
@@ -161,6 +182,7 @@ class EventLoop:
         if outcome.released:
             # Queued behind the forwards that may still read what these requests hold.
             self._data_plane.release(outcome.released)
+        self._finish_drain()
         self._send(outcome.columns)
         if outcome.ended:
             log_ended(outcome.ended)
@@ -189,8 +211,10 @@ class EventLoop:
     @property
     def idle(self) -> bool:
         """Whether only a message could give this rank or its peers something to do."""
-        if self._in_flight or self._outputs.running or not self._world_idle:
+        if self._in_flight or not self._world_idle:
             return False
+        if self._controls.frozen:
+            return True
         sizes = self._scheduler.sizes()
         return not (sizes.waiting or sizes.prefilling or sizes.decoding or sizes.finishing)
 
@@ -214,6 +238,8 @@ class EventLoop:
                     self._submit(admitted)
                     admitted = []
                     self._controls.ask(message)
+                    if self._controls.take_abort_all():
+                        self._outputs.abort_all(_PAUSED, self._now_us)
         self._submit(admitted)
         self._outputs.expire_pending_aborts(self._now_us)
 
@@ -232,9 +258,18 @@ class EventLoop:
         return True
 
     def _submit(self, admitted: list[Admitted]) -> None:
-        """Hand requests to the data plane, then to the scheduler, which may refuse them all."""
-        # One that its client aborted in this very round is over.
-        admitted = [each for each in admitted if self._outputs.holds(each.request.rid)]
+        """Hand requests to the data plane, then to the scheduler, which may refuse them all.
+
+        While the engine is paused they are withheld, and go ahead of others afterwards.
+        """
+        if self._controls.withholding:
+            self._withheld += admitted
+            return
+        if self._withheld:
+            admitted = self._withheld + admitted
+            self._withheld = []
+        # One that was aborted since it arrived is over.
+        admitted = [each for each in admitted if self._outputs.owns(each.request)]
         if not admitted:
             return
         self._data_plane.admit([each.admission for each in admitted])
@@ -308,6 +343,14 @@ class EventLoop:
             self._relay.add_result(result)
             self._outputs.commit(forward.batch, result, self._now_us)
             self._batch_log.committed(len(result.tokens))
+
+    def _finish_drain(self) -> None:
+        """Tell a pause that waits for it that nothing runs any more."""
+        if not self._controls.draining or self._in_flight:
+            return
+        sizes = self._scheduler.sizes()
+        if not (sizes.waiting or sizes.prefilling or sizes.decoding or sizes.finishing):
+            self._controls.drained()
 
     # What is told
 

@@ -158,9 +158,9 @@ class Outputs:
         """Whether `rid` names a live request."""
         return rid in self._by_rid
 
-    def rids(self) -> list[str]:
-        """Return the live requests' ids in arrival order."""
-        return list(self._by_rid)
+    def owns(self, request: Request) -> bool:
+        """Whether this very request is live; its id may be another's by now."""
+        return self._by_rid.get(request.rid) is request
 
     def take(self) -> Outcome:
         """Return what happened since the last call."""

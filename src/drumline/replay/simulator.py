@@ -11,7 +11,7 @@ import numpy as np
 from drumline.collective.solo import SoloGroup
 from drumline.contract.messages import AbortAsked, CallAsked, Submitted
 from drumline.contract.plan import Plan, decode_plan, encode_plan
-from drumline.contract.ports import DataPlane, Dispatch
+from drumline.contract.ports import DataPlane, Dispatch, Group
 from drumline.contract.request import Admission, GenerateRequest, Sampling
 from drumline.contract.result import ForwardResult, decode_result, encode_result
 from drumline.contract.specs import CacheGroup, DeviceSpecs, ModelFacts
@@ -91,6 +91,7 @@ class Simulation:
         faulty: frozenset[str] = frozenset(),
         mixed_batch: bool = True,
         prefix_caching: bool = True,
+        replica: Group | None = None,
     ) -> None:
         self.specs = specs or small_specs()
         self.clock = ManualClock()
@@ -112,9 +113,9 @@ class Simulation:
         self.loop = EventLoop(
             scheduler=self.scheduler,
             data_plane=EncodedPlane(self.plane) if encoded else self.plane,
-            frontend=self.frontend,
+            frontend=self.frontend if replica is None or replica.index == 0 else None,
             clock=self.clock,
-            ranks=Ranks(SoloGroup(), SoloGroup()),
+            ranks=Ranks(replica or SoloGroup(), SoloGroup()),
             limits=Limits.of(self.specs, self.scheduler.max_request_tokens),
             max_rows=self.specs.max_rows,
             total_pages=self.specs.num_pages - 1,

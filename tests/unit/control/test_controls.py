@@ -1,3 +1,5 @@
+import pytest
+
 from drumline.contract.messages import CallAsked, CallReply
 from drumline.control.controls import Controls
 
@@ -22,7 +24,67 @@ def test_a_flush_is_answered_once_the_gate_ran_it():
     assert not controls.flush_wanted
 
 
-def test_an_engine_without_a_pause_is_not_paused():
+def paused(*calls):
+    """Return the state after these calls, numbered from 1, and their answers so far."""
     controls = Controls()
-    controls.ask(CallAsked(1, "is_scheduler_paused"))
-    assert controls.take_replies() == [CallReply(1, True, "false")]
+    for call_id, (method, *args) in enumerate(calls, 1):
+        controls.ask(CallAsked(call_id, method, tuple(args)))
+    answers = {reply.call_id: (reply.success, reply.message) for reply in controls.take_replies()}
+    return controls, answers
+
+
+PAUSE, RESUME, ASK = "pause_scheduler", "resume_scheduler", "is_scheduler_paused"
+
+TRANSITIONS = [
+    # calls                                withholding, frozen, draining, answers
+    ([(ASK,)], False, False, False, {1: (True, "false")}),
+    ([(PAUSE, "keep"), (ASK,)], True, True, False, {1: (True, ""), 2: (True, "true")}),
+    ([(PAUSE, {"mode": "keep"})], True, True, False, {1: (True, "")}),
+    ([(PAUSE, "wait")], True, False, True, {}),
+    ([(PAUSE, "abort")], True, False, True, {}),
+    ([(PAUSE,)], True, False, True, {}),
+    ([(PAUSE, "keep"), (RESUME,)], False, False, False, {1: (True, ""), 2: (True, "")}),
+    (
+        [(PAUSE, "wait"), (PAUSE, "keep")],
+        True,
+        False,
+        True,
+        {2: (False, "a pause is already in progress")},
+    ),
+    (
+        [(PAUSE, "wait"), (RESUME,)],
+        False,
+        False,
+        False,
+        {1: (False, "resumed before the pause drained"), 2: (True, "")},
+    ),
+    (
+        [(PAUSE, "softly")],
+        False,
+        False,
+        False,
+        {1: (False, "invalid pause mode 'softly'; it is one of abort, wait, keep")},
+    ),
+    ([(RESUME,)], False, False, False, {1: (True, "")}),
+]
+
+
+@pytest.mark.parametrize(("calls", "withholding", "frozen", "draining", "answers"), TRANSITIONS)
+def test_pause_and_resume(calls, withholding, frozen, draining, answers):
+    controls, answered = paused(*calls)
+    assert (controls.withholding, controls.frozen, controls.draining) == (
+        withholding,
+        frozen,
+        draining,
+    )
+    assert answered == answers
+
+
+def test_a_pause_that_drains_is_answered_once_nothing_runs():
+    controls, _ = paused((PAUSE, "abort"))
+    assert controls.take_abort_all()
+    assert not controls.take_abort_all()
+    controls.drained()
+    controls.drained()
+    assert controls.take_replies() == [CallReply(1, True)]
+    assert controls.withholding

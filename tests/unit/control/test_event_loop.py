@@ -165,6 +165,90 @@ def test_an_idle_engine_waits_and_a_busy_one_does_not(sim):
     assert sim.clock.now_us() - before == 3_000
 
 
+def test_an_engine_with_a_forward_in_flight_is_not_idle():
+    sim = Simulation(depth=1)
+    sim.submit("a", PROMPT, max_new_tokens=50, ignore_eos=True)
+    sim.run(3)
+    sim.abort("a")
+    sim.run(1)
+    before = sim.clock.now_us()
+    sim.run(1)
+    assert sim.clock.now_us() - before == 1_000, "its last forward was not waited for"
+    sim.run_until_idle()
+    sim.check_drained()
+
+
+def test_a_frozen_engine_keeps_what_runs_and_goes_on_where_it_was(sim):
+    free = Simulation()
+    for each in (sim, free):
+        each.submit("a", PROMPT, max_new_tokens=9, ignore_eos=True)
+        each.run(3)
+    sim.call(1, "pause_scheduler", "keep")
+    sim.submit("b", PROMPT, max_new_tokens=2, ignore_eos=True)
+    sim.run(1)
+    told = len(sim.frontend.live["a"].ids)
+    before = sim.clock.now_us()
+    sim.run(5)
+    assert sim.clock.now_us() - before > 50_000, "a frozen engine waits for messages"
+    assert len(sim.frontend.live["a"].ids) == told
+    assert sim.frontend.live["b"].frames == 0
+    sim.call(2, "resume_scheduler")
+    sim.run_until_idle()
+    free.run_until_idle()
+    assert sim.answer("a").ids == free.answer("a").ids
+    assert len(sim.answer("b").ids) == 2
+    assert [(r.call_id, r.success) for r in sim.frontend.replies] == [(1, True), (2, True)]
+
+
+def test_a_waiting_pause_is_answered_after_what_ran_and_withholds_what_came_after(sim):
+    sim.submit("a", PROMPT, max_new_tokens=4, ignore_eos=True)
+    sim.call(1, "pause_scheduler", "wait")
+    sim.submit("b", PROMPT, max_new_tokens=4, ignore_eos=True)
+    sim.run(1)
+    assert sim.frontend.replies == []
+    sim.run(12)
+    assert sim.frontend.replies == [CallReply(1, True)]
+    assert sim.answer("a").finished == "length"
+    sim.abort("b")
+    sim.submit("c", PROMPT, max_new_tokens=1)
+    sim.run(2)
+    assert sim.answer("b").finished == "abort"
+    assert sim.frontend.live["c"].frames == 0
+    sim.call(2, "resume_scheduler")
+    sim.run_until_idle()
+    assert sim.answer("c").finished
+
+
+def test_an_aborting_pause_ends_what_runs_but_not_what_came_after(sim):
+    sim.submit("a", PROMPT, max_new_tokens=40, ignore_eos=True)
+    sim.run(3)
+    sim.call(1, "pause_scheduler", "abort")
+    sim.submit("b", PROMPT, max_new_tokens=2, ignore_eos=True)
+    sim.run(5)
+    assert sim.answer("a").finished == "abort"
+    assert "paused" in sim.answer("a").details["message"]
+    assert sim.frontend.replies == [CallReply(1, True)]
+    sim.call(2, "resume_scheduler")
+    sim.run_until_idle()
+    assert len(sim.answer("b").ids) == 2
+
+
+def test_an_id_used_again_while_withheld_is_admitted_once(sim):
+    sim.call(1, "pause_scheduler", "keep")
+    sim.submit("a", PROMPT, max_new_tokens=2, ignore_eos=True)
+    sim.run(1)
+    sim.abort("a")
+    sim.run(1)
+    sim.submit("a", PROMPT[:3], max_new_tokens=3, ignore_eos=True)
+    sim.run(1)
+    sim.call(2, "resume_scheduler")
+    sim.run_until_idle()
+    assert [(told.prompt_tokens, told.finished) for _, told in sim.frontend.over] == [
+        (13, "abort"),
+        (3, "length"),
+    ]
+
+
 def test_an_idle_engine_reports_its_load_at_start_and_once_a_second(sim):
     sim.run(1)
     assert [load for _, load in sim.frontend.loads] == [Load(0, 0, 0, 64)]

@@ -1,8 +1,6 @@
-import threading
-from concurrent.futures import ThreadPoolExecutor
-
 import numpy as np
 import pytest
+from tests.fakes.members import Members
 
 from drumline.collective.solo import SoloGroup
 from drumline.contract.messages import AbortAsked, Submitted
@@ -13,52 +11,24 @@ from drumline.control.relay import Relay
 from drumline.core.errors import InvariantError
 
 
-class Members:
-    """A group of threads that meet at their exchanges."""
-
-    def __init__(self, size):
-        self.size = size
-        self.barrier = threading.Barrier(size, timeout=5)
-        self.payloads = [b""] * size
-
-    def all(self, act):
-        """Let every member act with its relay at once; returns results or errors in order."""
-        with ThreadPoolExecutor(self.size) as pool:
-            futures = [pool.submit(act, relay) for relay in self.relays]
-        return [future.exception() or future.result() for future in futures]
-
-    @property
-    def relays(self):
-        return self._relays
-
-    def seated(self):
-        self._relays = [Relay(Seat(self, index)) for index in range(self.size)]
-        return self
-
-
-class Seat:
-    def __init__(self, members, index):
-        self.members, self.index, self.size = members, index, members.size
-
-    def all_gather(self, payload):
-        self.members.payloads[self.index] = payload
-        self.members.barrier.wait()
-        gathered = list(self.members.payloads)
-        self.members.barrier.wait()
-        return gathered
-
-
 @pytest.fixture
 def pair():
-    return Members(2).seated()
+    return Pair()
+
+
+class Pair:
+    """Two members' relays."""
+
+    def __init__(self):
+        self.members = Members(2)
+        self.relays = [Relay(seat) for seat in self.members.seats]
 
 
 def exchange(pair, messages=(), stop=False, now_us=5):
     """Exchange; what member 1 gives besides its digest must not count."""
-    return pair.all(
-        lambda relay: (
-            relay.exchange(messages, stop, now_us) if relay.owner else relay.exchange((), True, 99)
-        )
+    first, second = pair.relays
+    return pair.members.all(
+        [lambda: first.exchange(messages, stop, now_us), lambda: second.exchange((), True, 99)]
     )
 
 
