@@ -9,6 +9,7 @@ the count of extra keys and each as length and bytes.
 
 import hashlib
 import struct
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -27,16 +28,20 @@ def extra_keys(salt: str) -> bytes:
     return struct.pack("<II", 1, len(key)) + key
 
 
-def page_digest(prior: bytes, tokens: npt.NDArray[np.int32], extra: bytes = b"") -> bytes:
+@lru_cache(maxsize=1024)
+def _counted(tokens: int) -> bytes:
+    return struct.pack("<I", tokens)
+
+
+def page_digest(prior: bytes, tokens: bytes, extra: bytes = b"") -> bytes:
     """Return the digest of the page that holds `tokens` behind the page of digest `prior`.
 
-    `prior` is empty for a prompt's first page. A partial page (a tail) is hashed
-    like a full one, over the tokens it has.
+    `tokens` are the page's tokens as int32 bytes. `prior` is empty for a prompt's first
+    page. A partial page (a tail) is hashed like a full one, over the tokens it has.
     """
-    head = (_PRIOR + prior) if prior else _NO_PRIOR
-    return hashlib.sha256(
-        b"".join((head, struct.pack("<I", len(tokens)), tokens.tobytes(), extra))
-    ).digest()
+    count = _counted(len(tokens) // 4)
+    head = _PRIOR if prior else _NO_PRIOR
+    return hashlib.sha256(b"".join((head, prior, count, tokens, extra))).digest()
 
 
 def page_digests(
@@ -53,29 +58,3 @@ def page_digests(
         prior = sha256(b"".join((head, count, data[start : start + step], extra))).digest()
         digests.append(prior)
     return b"".join(digests)
-
-
-def next_digests(
-    priors: list[bytes], pages: npt.NDArray[np.int32], extras: list[bytes]
-) -> list[bytes]:
-    """Return the digest of each page `pages[i]` behind the page of digest `priors[i]`.
-
-    `pages` has shape [n, tokens of a page].
-    """
-    data = pages.tobytes()
-    step = pages.shape[1] * 4
-    count = struct.pack("<I", pages.shape[1])
-    sha256, join = hashlib.sha256, b"".join
-    return [
-        sha256(
-            join(
-                (
-                    (_PRIOR + prior) if prior else _NO_PRIOR,
-                    count,
-                    data[start : start + step],
-                    extra,
-                )
-            )
-        ).digest()
-        for prior, start, extra in zip(priors, range(0, len(data), step), extras, strict=True)
-    ]

@@ -12,11 +12,11 @@ from enum import IntEnum
 import numpy as np
 from msgspec import Struct
 
-from drumline.contract.arrays import IntArray
 from drumline.core.errors import InvariantError
 from drumline.scheduler.blocks import BlockPool
 from drumline.scheduler.config import PREPAID_TOKENS, SchedulerConfig
 from drumline.scheduler.draft import Draft
+from drumline.scheduler.index import IndexArray
 from drumline.scheduler.lifecycle import Move, State
 from drumline.scheduler.prefix import PrefixIndex
 from drumline.scheduler.publication import Publication
@@ -170,13 +170,12 @@ class Admission:
                 self._pool.release(hit)
             return Verdict.NO_ROOM
         self._epoch += 1
-        row = self._rows.take(request)
-        request.row = row
         request.epoch = self._epoch
+        row = request.row = self._rows.take(request)
         request.cached_tokens = request.planned = cached
         request.published = pages
         draft.bind(row, int(self._rows.generation[row]), request.rid)
-        self._tables.open(row, self._epoch, hits, target, draft)
+        self._tables.open(row, hits, target, draft)
         if self._sharing:
             self._publication.promise(request)
         return self._feed(request, tokens)
@@ -185,7 +184,7 @@ class Admission:
         """Prompt tokens that may come from the cache: the last one never does."""
         return min(request.prompt_tokens - 1, request.max_cached_tokens)
 
-    def _match(self, request: Request) -> tuple[int, list[IntArray]]:
+    def _match(self, request: Request) -> tuple[int, list[IndexArray]]:
         """Return how many prefix pages all groups have cached, and each group's blocks."""
         index = self._index
         nodes: list[int] = []
@@ -194,7 +193,7 @@ class Admission:
             nodes = index.known(request.digests[:limit])
         if not nodes:
             return 0, []
-        at = np.array(nodes, np.int32)
+        at = np.array(nodes, np.intp)
         pages = len(at)
         for group in range(len(index.slots)):
             whole = (index.blocks[group][at[:pages]] > 0).all(axis=1)
@@ -229,6 +228,7 @@ class Admission:
         if request.planned < request.prompt_tokens:
             self._requests.move(request, Move.CHUNK)
             rows.silent[row] += 1
+            rows.quiet += 1
             self._open = request
             if self._sharing:
                 self._fresh.append(request)
@@ -246,12 +246,9 @@ class Admission:
         if not self._caching:
             return
         hashed = request.prompt_tokens // size * size
-        rows.hashed[row] = hashed
-        if request.digests:
-            rows.digests[row] = request.digests[-1]
+        rows.hash_from(row, hashed, request.digests[-1] if request.digests else b"")
         tail = request.tokens[hashed:]
-        at = hashed % rows.recent.shape[1]
-        rows.recent[row, at : at + len(tail)] = tail
+        rows.newest[row, : len(tail)] = tail
         self._fresh.append(request)
 
     def check(self) -> None:

@@ -1,56 +1,54 @@
 """Which rows need attention in which round.
 
-A row is filed under the first round in which it can be due. It may turn out not to
-be due yet, when it was left out of a round in between, and is filed again. Filings
-are never removed: each carries its row's generation, and one whose row has changed
-hands is void.
+A row is filed under the first round in which it can be due, once. It may turn out not
+to be due yet, when it was left out of a round in between, and is filed again.
 """
 
-import numpy as np
-import numpy.typing as npt
-
-from drumline.contract.arrays import IntArray
+from collections.abc import Iterable
 
 
 class Agenda:
     """Rows, by the round in which they are due."""
 
-    __slots__ = ("_filed", "_generation", "_stride")
+    __slots__ = ("_due", "_filed", "_next")
 
-    def __init__(self, generation: IntArray) -> None:
-        self._generation = generation
-        self._stride = len(generation)
-        self._filed: dict[int, list[int]] = {}
+    def __init__(self, max_rows: int) -> None:
+        self._due = [-1] * (max_rows + 1)
+        # A dict is an ordered set: rows leave by key and come out as they were filed.
+        self._filed: dict[int, dict[int, None]] = {}
+        self._next = 0
 
-    def file(self, rows: IntArray, rounds: npt.NDArray[np.int64]) -> None:
-        """File `rows[i]` under round `rounds[i]`."""
-        codes = self._generation[rows].astype(np.int64) * self._stride + rows
-        filed = self._filed
-        for at, code in zip(rounds.tolist(), codes.tolist(), strict=True):
-            bucket = filed.get(at)
-            if bucket is None:
-                filed[at] = [code]
-            else:
-                bucket.append(code)
+    def file(self, row: int, at: int) -> None:
+        """File `row`, which is filed nowhere, under round `at`."""
+        self._due[row] = at
+        bucket = self._filed.get(at)
+        if bucket is None:
+            self._filed[at] = {row: None}
+        else:
+            bucket[row] = None
 
-    def take(self, at: int) -> IntArray:
-        """Remove and return the rows due in round `at`."""
-        codes = self._filed.pop(at, None)
-        if codes is None:
-            return _NOBODY
-        generations, rows = np.divmod(np.array(codes, np.int64), self._stride)
-        valid: IntArray = rows[self._generation[rows] == generations].astype(np.int32)
-        return valid
+    def leave(self, row: int) -> None:
+        """Forget `row`, filed or not."""
+        at = self._due[row]
+        if at >= 0:
+            self._due[row] = -1
+            bucket = self._filed[at]
+            del bucket[row]
+            if not bucket:
+                del self._filed[at]
 
-    def filed(self) -> set[int]:
-        """Return the rows that have a valid filing; for checks."""
-        return {
-            code % self._stride
-            for codes in self._filed.values()
-            for code in codes
-            if self._generation[code % self._stride] == code // self._stride
-        }
+    def take(self, until: int) -> list[int]:
+        """Remove and return the rows due in rounds up to `until`, the earliest first."""
+        taken: list[int] = []
+        for at in range(self._next, until + 1):
+            bucket = self._filed.pop(at, None)
+            if bucket:
+                taken += bucket
+        self._next = until + 1
+        for row in taken:
+            self._due[row] = -1
+        return taken
 
-
-_NOBODY = np.empty(0, np.int32)
-_NOBODY.flags.writeable = False
+    def filed(self) -> Iterable[int]:
+        """Return the rows that are filed; for checks."""
+        return [row for bucket in self._filed.values() for row in bucket]

@@ -15,12 +15,12 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from drumline.contract.arrays import IntArray
 from drumline.contract.specs import CacheGroup
 from drumline.core.errors import InvariantError
 from drumline.scheduler.eviction import EvictionOrder
+from drumline.scheduler.index import IndexArray
 
 FULL_HISTORY = 2
 """Eviction rank of blocks that carry history, behind those that only mark a boundary."""
@@ -32,14 +32,14 @@ class FreeList:
     __slots__ = ("_count", "_head", "_ring")
 
     def __init__(self, capacity: int) -> None:
-        self._ring = np.arange(1, capacity + 1, dtype=np.int32)
+        self._ring = np.arange(1, capacity + 1)
         self._head = 0
         self._count = capacity
 
     def __len__(self) -> int:
         return self._count
 
-    def take(self, count: int) -> IntArray:
+    def take(self, count: int) -> IndexArray:
         """Remove and return the `count` ids that are free the longest."""
         head, size = self._head, len(self._ring)
         end = head + count
@@ -51,7 +51,7 @@ class FreeList:
         self._count -= count
         return taken
 
-    def put(self, ids: IntArray) -> None:
+    def put(self, ids: IndexArray) -> None:
         """Append `ids`."""
         size, count = len(self._ring), len(ids)
         start = (self._head + self._count) % size
@@ -60,7 +60,7 @@ class FreeList:
         self._ring[: count - first] = ids[first:]
         self._count += count
 
-    def ids(self) -> IntArray:
+    def ids(self) -> IndexArray:
         """Return a copy of what is free, the longest free first."""
         return np.roll(self._ring, -self._head)[: self._count]
 
@@ -69,7 +69,6 @@ class BlockPool:
     """Parents 1 … num_parents-1 and the groups' blocks in them."""
 
     __slots__ = (
-        "_cached",
         "_forget",
         "_free",
         "_mask",
@@ -78,11 +77,11 @@ class BlockPool:
         "_partial",
         "_used",
         "base",
-        "depth",
         "epoch",
         "evictable",
         "group_of",
         "loose",
+        "node",
         "num_parents",
         "packing",
         "rank",
@@ -94,16 +93,18 @@ class BlockPool:
         self,
         groups: Sequence[CacheGroup],
         num_parents: int,
-        forget: Callable[[int, IntArray], None],
+        forget: Callable[[int, IndexArray], None],
+        depth: Callable[[IndexArray], IndexArray],
     ) -> None:
         self.num_parents = num_parents
         self.packing = [group.blocks_per_parent for group in groups]
         sizes = [(num_parents - 1) * packing for packing in self.packing]
         self.base = [sum(sizes[:index]) for index in range(len(sizes))]
         total = sum(sizes) + 1
-        self.refs: IntArray = np.zeros(total, np.int32)
-        self.depth: IntArray = np.zeros(total, np.int32)
-        self.epoch: npt.NDArray[np.int64] = np.zeros(total, np.int64)
+        self.refs: IndexArray = np.zeros(total, np.intp)
+        self.node: IndexArray = np.zeros(total, np.intp)
+        """The boundary of the prefix index that a cached block belongs to, else 0."""
+        self.epoch: IndexArray = np.zeros(total, np.intp)
         self.group_of = np.zeros(total, np.int8)
         for index, (base, size) in enumerate(zip(self.base, sizes, strict=True)):
             self.group_of[base + 1 : base + 1 + size] = index
@@ -111,10 +112,9 @@ class BlockPool:
         self.evictable = 0
         self.releases = 0
         """Grows whenever blocks become free or evictable; waiting for room watches it."""
-        self._cached: npt.NDArray[np.bool_] = np.zeros(total, np.bool_)
         self._forget = forget
         self._free = FreeList(num_parents - 1)
-        self._order = EvictionOrder(self.depth, self._live)
+        self._order = EvictionOrder(lambda blocks: depth(self.node[blocks]), self._live)
         # Of packed groups only: a parent's owner, how many of its blocks are out, which
         # are not (bits), and the group's parents with room, by blocks out.
         self._owner = [-1] * num_parents
@@ -131,21 +131,18 @@ class BlockPool:
         """Parents that hold nothing."""
         return len(self._free)
 
-    def pages(self, group: int, blocks: IntArray) -> IntArray:
-        """Return the group's own page ids of `blocks`; null stays null."""
+    def pages(self, group: int, blocks: IndexArray) -> IntArray:
+        """Return the group's own page ids of `blocks`, as plans carry them; null stays null."""
         base = self.base[group]
-        return np.where(blocks > 0, blocks - np.int32(base), 0) if base else blocks
+        return (np.where(blocks > 0, blocks - base, 0) if base else blocks).astype(np.int32)
 
-    def parents(self, blocks: IntArray) -> IntArray:
+    def parents(self, blocks: IndexArray) -> IndexArray:
         """Return the distinct parents of `blocks`, null left out."""
         blocks = blocks[blocks > 0]
         groups = self.group_of[blocks]
-        packing = np.array(self.packing, np.int32)[groups]
-        base = np.array(self.base, np.int32)[groups]
+        packing = np.array(self.packing)[groups]
+        base = np.array(self.base)[groups]
         return np.unique((blocks - base - 1) // packing + 1)
-
-    def is_cached(self, blocks: IntArray) -> npt.NDArray[np.bool_]:
-        return self._cached[blocks]
 
     def fits(self, needs: Sequence[int]) -> bool:
         """Whether `needs[g]` blocks of every group can be taken without giving up any."""
@@ -171,33 +168,38 @@ class BlockPool:
             return True
         return self._make_packed_room(needs)
 
-    def take(self, group: int, count: int) -> IntArray:
+    def take(self, group: int, count: int) -> IndexArray:
         """Take `count` blocks of a group, each held once. `fits` must have said yes."""
         packing = self.packing[group]
         if packing == 1:
             blocks = self._free.take(count)
             if self.base[group]:
-                blocks += np.int32(self.base[group])
+                blocks += self.base[group]
         else:
-            blocks = np.array([self._take_packed(group, packing) for _ in range(count)], np.int32)
+            blocks = np.array([self._take_packed(group, packing) for _ in range(count)], np.intp)
         self.refs[blocks] = 1
         return blocks
 
-    def hold(self, blocks: IntArray) -> None:
+    def hold(self, blocks: IndexArray) -> None:
         """Hold `blocks`, distinct and cached or held already, once more."""
         refs = self.refs[blocks]
         self.evictable -= len(refs) - int(np.count_nonzero(refs))
         self.refs[blocks] = refs + 1
 
-    def release(self, blocks: IntArray) -> None:
-        """Release one hold of each of `blocks`, which are distinct and not null."""
-        refs = self.refs[blocks] - np.int32(1)
+    def release(self, blocks: IndexArray, epoch: int = 0) -> None:
+        """Release one hold of each of `blocks`, which are distinct and not null.
+
+        `epoch` is the admission whose hold it was; a block is as old as its newest hold.
+        """
+        if epoch:
+            self.epoch[blocks] = np.maximum(self.epoch[blocks], epoch)
+        refs = self.refs[blocks] - 1
         self.refs[blocks] = refs
         if refs.all():
             return
         loose = blocks[refs == 0]
         self.releases += 1
-        cached = self._cached[loose]
+        cached = self.node[loose] > 0
         if cached.any():
             waiting = loose[cached]
             self._file(waiting)
@@ -207,21 +209,7 @@ class BlockPool:
 
     # -- the cache's side ---------------------------------------------------------
 
-    def cache(self, blocks: IntArray, depths: IntArray) -> None:
-        """Mark held `blocks` as findable; released, they wait to be taken or given up."""
-        self._cached[blocks] = True
-        self.depth[blocks] = depths
-
-    def uncache(self, blocks: IntArray) -> None:
-        """Mark `blocks` as not findable any more; free those nobody holds."""
-        self._cached[blocks] = False
-        idle = blocks[self.refs[blocks] == 0]
-        if len(idle):
-            self.evictable -= len(idle)
-            self.releases += 1
-            self._put(idle)
-
-    def _file(self, blocks: IntArray) -> None:
+    def _file(self, blocks: IndexArray) -> None:
         self.evictable += len(blocks)
         keys = self.epoch[blocks] * len(self.rank) + self.group_of[blocks]
         first = int(keys[0])
@@ -233,12 +221,12 @@ class BlockPool:
             epoch, group = divmod(key, len(self.rank))
             self._order.file(blocks[keys == key], epoch, self.rank[group], self.evictable)
 
-    def _live(self, blocks: IntArray, epoch: int) -> IntArray:
-        live = (self.refs[blocks] == 0) & self._cached[blocks] & (self.epoch[blocks] == epoch)
-        alive: IntArray = blocks[live]
+    def _live(self, blocks: IndexArray, epoch: int) -> IndexArray:
+        live = (self.refs[blocks] == 0) & (self.node[blocks] > 0) & (self.epoch[blocks] == epoch)
+        alive: IndexArray = blocks[live]
         return alive
 
-    def _evict(self, blocks: IntArray) -> None:
+    def _evict(self, blocks: IndexArray) -> None:
         if len(self.packing) == 1:
             self._forget(0, blocks)
         else:
@@ -247,13 +235,13 @@ class BlockPool:
                 mine = blocks[groups == group]
                 if len(mine):
                     self._forget(group, mine)
-        self._cached[blocks] = False
+        self.epoch[blocks] = 0
         self.evictable -= len(blocks)
         self._put(blocks)
 
     # -- parents ------------------------------------------------------------------
 
-    def _put(self, blocks: IntArray) -> None:
+    def _put(self, blocks: IndexArray) -> None:
         if len(self.packing) == 1:
             self._put_group(0, blocks)
             return
@@ -263,8 +251,8 @@ class BlockPool:
             if len(mine):
                 self._put_group(group, mine)
 
-    def _put_group(self, group: int, blocks: IntArray) -> None:
-        pages = blocks - np.int32(self.base[group]) if self.base[group] else blocks
+    def _put_group(self, group: int, blocks: IndexArray) -> None:
+        pages = blocks - self.base[group] if self.base[group] else blocks
         packing = self.packing[group]
         if packing == 1:
             self._free.put(pages)
@@ -308,7 +296,7 @@ class BlockPool:
         else:
             self._owner[parent] = -1
             self.loose[group] -= packing - 1
-            self._free.put(np.array([parent], np.int32))
+            self._free.put(np.array([parent]))
 
     def _make_packed_room(self, needs: Sequence[int]) -> bool:
         """Choose victims in eviction order until `needs` fit, then spare those not needed."""
@@ -327,12 +315,12 @@ class BlockPool:
         else:
             chosen = []
         given = set(chosen)
-        spared = np.array([block for block in victims if block not in given], np.int32)
+        spared = np.array([block for block in victims if block not in given], np.intp)
         if len(spared):
             self.evictable -= len(spared)
             self._file(spared)
         if chosen:
-            self._evict(np.array(chosen[::-1], np.int32))
+            self._evict(np.array(chosen[::-1]))
         return bool(chosen)
 
     # -- proof --------------------------------------------------------------------
@@ -349,19 +337,19 @@ class BlockPool:
         """Return how many parents have a block that is held."""
         if len(self.packing) == 1 and self.packing[0] == 1:
             return self.num_parents - 1 - self.empty - self.evictable
-        return len(self.parents(np.flatnonzero(self.refs).astype(np.int32)))
+        return len(self.parents(np.flatnonzero(self.refs)))
 
     def cached_and_held(self) -> bool:
-        return bool((self._cached & (self.refs > 0)).any())
+        return bool(((self.node > 0) & (self.refs > 0)).any())
 
-    def cached_blocks(self) -> IntArray:
-        return np.flatnonzero(self._cached).astype(np.int32)
+    def cached_blocks(self) -> IndexArray:
+        return np.flatnonzero(self.node)
 
     def check(self) -> None:
         """Raise InvariantError unless every parent and block is accounted for."""
-        if (self.refs < 0).any() or self.refs[0] or self._cached[0]:
+        if (self.refs < 0).any() or self.refs[0] or self.node[0]:
             raise InvariantError("a block is released more often than held, or null is held")
-        out = np.flatnonzero((self.refs > 0) | self._cached).astype(np.int32)
+        out = np.flatnonzero((self.refs > 0) | (self.node > 0))
         free = self._free.ids()
         owned = self.parents(out)
         if len(np.unique(free)) != len(free) or len(np.intersect1d(free, owned)):
@@ -379,8 +367,8 @@ class BlockPool:
             if packing > 1:
                 self._check_packed(group, packing, out[self.group_of[out] == group])
 
-    def _check_packed(self, group: int, packing: int, out: IntArray) -> None:
-        pages = out - np.int32(self.base[group])
+    def _check_packed(self, group: int, packing: int, out: IndexArray) -> None:
+        pages = out - self.base[group]
         counts = np.bincount((pages - 1) // packing + 1, minlength=self.num_parents)
         for parent, count in enumerate(counts.tolist()):
             if count == 0:

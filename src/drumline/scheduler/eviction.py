@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from drumline.contract.arrays import IntArray
+from drumline.scheduler.index import NOBODY, IndexArray
 
 RANKS = 4
 """Ranks of blocks within an epoch, given up in ascending order."""
@@ -22,19 +22,23 @@ class EvictionOrder:
     """Blocks nobody holds, in the order they are given up.
 
     `live` returns which of the blocks filed under an epoch are not stale; `depths`
-    has every block's distance from its prompt's start.
+    how far each block is from its prompt's start.
     """
 
     __slots__ = ("_buckets", "_depths", "_filed", "_keys", "_live")
 
-    def __init__(self, depths: IntArray, live: Callable[[IntArray, int], IntArray]) -> None:
+    def __init__(
+        self,
+        depths: Callable[[IndexArray], IndexArray],
+        live: Callable[[IndexArray, int], IndexArray],
+    ) -> None:
         self._depths = depths
         self._live = live
-        self._buckets: dict[int, list[IntArray]] = {}
+        self._buckets: dict[int, list[IndexArray]] = {}
         self._keys: list[int] = []
         self._filed = 0
 
-    def file(self, blocks: IntArray, epoch: int, rank: int, waiting: int) -> None:
+    def file(self, blocks: IndexArray, epoch: int, rank: int, waiting: int) -> None:
         """File `blocks`; `waiting` is how many blocks in all are not stale."""
         key = epoch * RANKS + rank
         bucket = self._buckets.get(key)
@@ -47,9 +51,9 @@ class EvictionOrder:
         if self._filed > 2 * waiting + 4096:
             self._compact()
 
-    def pop(self, count: int) -> IntArray:
+    def pop(self, count: int) -> IndexArray:
         """Remove and return the `count` blocks to give up first, or as many as there are."""
-        taken: list[IntArray] = []
+        taken: list[IndexArray] = []
         while count and self._keys:
             key = self._keys[0]
             bucket = self._sorted(key)
@@ -65,15 +69,15 @@ class EvictionOrder:
             count -= len(chosen)
         if len(taken) == 1:
             return taken[0]
-        return np.concatenate(taken) if taken else np.empty(0, np.int32)
+        return np.concatenate(taken) if taken else NOBODY
 
-    def _sorted(self, key: int) -> IntArray:
+    def _sorted(self, key: int) -> IndexArray:
         """Return a bucket's blocks that are not stale, shallow to deep."""
         parts = self._buckets[key]
         blocks = parts[0] if len(parts) == 1 else np.unique(np.concatenate(parts))
         live = self._live(blocks, key // RANKS)
         self._filed -= sum(map(len, parts)) - len(live)
-        return live[np.argsort(self._depths[live], kind="stable")]
+        return live[np.argsort(self._depths(live), kind="stable")]
 
     def _compact(self) -> None:
         for key in list(self._buckets):
@@ -90,8 +94,8 @@ class EvictionOrder:
         self._keys.clear()
         self._filed = 0
 
-    def waiting(self) -> IntArray:
+    def waiting(self) -> IndexArray:
         """Return every block that is not stale, each once; for checks."""
         parts = [self._sorted(key) for key in list(self._buckets)]
         self._compact()
-        return np.concatenate(parts) if parts else np.empty(0, np.int32)
+        return np.concatenate(parts) if parts else NOBODY

@@ -23,8 +23,8 @@ def explain(
     if request.row:
         row = request.row
         text += (
-            f"; row {row}, {int(rows.known[row])} tokens known, room for {int(rows.room[row])}, "
-            f"{int(rows.outstanding[row])} results outstanding"
+            f"; row {row}, {int(rows.known[row])} tokens known, "
+            f"{int(rows.columns[0][row])} blocks, {int(rows.outstanding[row])} results outstanding"
         )
     return text
 

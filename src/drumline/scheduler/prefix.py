@@ -11,13 +11,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from drumline.contract.arrays import IntArray
 from drumline.core.errors import InvariantError
+from drumline.core.hashing import DIGEST_BYTES
 from drumline.scheduler.blocks import BlockPool
+from drumline.scheduler.index import IndexArray
 
 _FIRST_CAPACITY = 1024
 _STRIDE = 256
 """Digests looked up at a time, so that a miss early in a long prompt ends the look."""
+_DIGEST = np.dtype((np.void, DIGEST_BYTES))
 
 
 class PrefixIndex:
@@ -27,24 +29,39 @@ class PrefixIndex:
     page before boundary `node`, or 0. `slots[g]` is how many parts a page has.
     """
 
-    __slots__ = ("_digests", "_filled", "_free", "_nodes", "_owner", "blocks", "end", "slots")
+    __slots__ = (
+        "_digests",
+        "_filled",
+        "_free",
+        "_free_count",
+        "_nodes",
+        "_owner",
+        "blocks",
+        "end",
+        "slots",
+    )
 
     def __init__(self, slots: Sequence[int]) -> None:
+        size = _FIRST_CAPACITY
         self.slots = list(slots)
-        self.blocks: list[IntArray] = [
-            np.zeros((_FIRST_CAPACITY, count), np.int32) for count in slots
-        ]
-        self.end: IntArray = np.zeros(_FIRST_CAPACITY, np.int32)
+        self.blocks: list[IndexArray] = [np.zeros((size, count), np.intp) for count in slots]
+        self.end: IndexArray = np.zeros(size, np.intp)
         """Tokens from the start of the sequence to the boundary."""
-        self._filled: IntArray = np.zeros(_FIRST_CAPACITY, np.int32)
-        self._digests: list[bytes] = [b""] * _FIRST_CAPACITY
+        self._filled: IndexArray = np.zeros(size, np.intp)
+        self._digests = np.zeros(size, _DIGEST)
         self._nodes: dict[bytes, int] = {}
-        self._free = list(range(_FIRST_CAPACITY - 1, 0, -1))
-        self._owner: IntArray = np.zeros(0, np.int32)
+        self._free: IndexArray = np.arange(size - 1, 0, -1)
+        self._free_count = size - 1
+        self._owner: IndexArray = np.zeros(0, np.intp)
 
     def watch(self, pool: BlockPool) -> None:
-        """Learn how many blocks there are."""
-        self._owner = np.zeros(len(pool.refs), np.int32)
+        """Mark in `pool` which boundary a block belongs to."""
+        self._owner = pool.node
+
+    def depth(self, nodes: IndexArray) -> IndexArray:
+        """Return how far boundaries are from their sequence's start."""
+        depths: IndexArray = self.end[nodes]
+        return depths
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -65,71 +82,92 @@ class PrefixIndex:
         """Return the boundary of `digest`, or 0."""
         return self._nodes.get(digest, 0)
 
-    def add(self, digests: Sequence[bytes], ends: IntArray) -> IntArray:
-        """Return the boundaries of `digests`, in order; unknown ones are made."""
-        nodes = self._nodes
-        found = [nodes.get(digest, 0) for digest in digests]
-        if 0 in found:
-            missing = [at for at, node in enumerate(found) if not node]
-            if len(missing) > len(self._free):
-                self._grow(len(missing))
-            for at in missing:
-                digest = digests[at]
-                node = nodes.get(digest, 0)
-                if not node:
-                    node = self._free.pop()
-                    nodes[digest] = node
-                    self._digests[node] = digest
-                found[at] = node
-        result = np.array(found, np.int32)
-        self.end[result] = ends
-        return result
+    def publish(
+        self, digests: Sequence[bytes], ends: IndexArray, blocks: Sequence[IndexArray]
+    ) -> None:
+        """Offer held blocks at the boundaries of `digests`, `ends[i]` tokens from the start.
 
-    def offer(self, pool: BlockPool, group: int, nodes: IntArray, blocks: IntArray) -> None:
-        """Cache the group's held `blocks`, a row a boundary, where the boundary has none.
-
-        A block that the boundary has already stays the canonical one, and the offered
-        one stays its holder's alone.
+        `blocks[g]` has shape [boundaries, slots[g]]. A block that a boundary has already
+        stays the canonical one, and the offered one stays its holder's alone.
         """
-        mine = self.blocks[group]
-        vacant = (mine[nodes] == 0) & (blocks > 0)
-        if not vacant.any():
+        count = len(digests)
+        if self._nodes.keys().isdisjoint(digests) and len(set(digests)) == count:
+            nodes = self._make(digests, ends)
+            for mine, offered in zip(self.blocks, blocks, strict=True):
+                self._fill(mine, nodes, offered)
             return
-        which, slot = np.nonzero(vacant)
-        at = nodes[which]
-        taken = blocks[which, slot]
-        mine[at, slot] = taken
-        np.add.at(self._filled, at, 1)
-        self._owner[taken] = at
-        pool.cache(taken, self.end[at])
+        # Some are known, or there twice: one by one, so that the first offer wins.
+        for at, digest in enumerate(digests):
+            node = self._nodes.get(digest)
+            nodes = self._make((digest,), ends[at : at + 1]) if node is None else np.array([node])
+            for mine, offered in zip(self.blocks, blocks, strict=True):
+                self._fill(mine, nodes, offered[at : at + 1])
 
-    def forget(self, group: int, blocks: IntArray) -> None:
-        """Drop the group's `blocks` from their boundaries; a boundary without blocks goes."""
-        nodes = self._owner[blocks]
-        self._owner[blocks] = 0
-        mine = self.blocks[group]
+    def _make(self, digests: Sequence[bytes], ends: IndexArray) -> IndexArray:
+        """Return new boundaries for `digests`, which are unknown and distinct."""
+        count = len(digests)
+        if self._free_count < count:
+            self._grow(count)
+        self._free_count -= count
+        nodes = self._free[self._free_count : self._free_count + count].copy()
+        self._nodes.update(zip(digests, nodes.tolist(), strict=True))
+        self._digests[nodes] = np.frombuffer(b"".join(digests), _DIGEST)
+        self.end[nodes] = ends
+        return nodes
+
+    def _fill(self, mine: IndexArray, nodes: IndexArray, offered: IndexArray) -> None:
+        """Cache `offered` blocks of one group where the boundaries have none."""
         if mine.shape[1] == 1:
-            mine[nodes, 0] = 0
+            at, blocks = nodes, offered[:, 0]
+            vacant = (mine[nodes, 0] == 0) & (blocks > 0)
         else:
-            which, slot = np.nonzero(mine[nodes] == blocks[:, None])
-            mine[nodes[which], slot] = 0
-        np.subtract.at(self._filled, nodes, 1)
-        for node in np.unique(nodes[self._filled[nodes] == 0]).tolist():
-            del self._nodes[self._digests[node]]
-            self._digests[node] = b""
-            self._free.append(node)
+            at = np.repeat(nodes, mine.shape[1])
+            blocks = offered.reshape(-1)
+            vacant = (mine[nodes].reshape(-1) == 0) & (blocks > 0)
+        count = np.count_nonzero(vacant)
+        if count == len(vacant):
+            mine[nodes] = offered
+        elif count:
+            slots = np.tile(np.arange(mine.shape[1]), len(nodes))[vacant]
+            at, blocks = at[vacant], blocks[vacant]
+            mine[at, slots] = blocks
+        else:
+            return
+        self._owner[blocks] = at
+        if mine.shape[1] == 1:
+            self._filled[at] += 1
+        else:
+            np.add.at(self._filled, at, 1)
+
+    def forget(self, group: int, blocks: IndexArray) -> None:
+        """Drop the group's `blocks` from their boundaries; a boundary without blocks goes."""
+        mine = self.blocks[group]
+        for block in blocks.tolist():
+            node = int(self._owner[block])
+            self._owner[block] = 0
+            if mine.shape[1] == 1:
+                mine[node, 0] = 0
+            else:
+                mine[node, mine[node].tolist().index(block)] = 0
+            filled = int(self._filled[node]) - 1
+            self._filled[node] = filled
+            if not filled:
+                del self._nodes[self._digests[node].tobytes()]
+                self._free[self._free_count] = node
+                self._free_count += 1
 
     def _grow(self, wanted: int) -> None:
         old = len(self.end)
         new = max(2 * old, old + wanted)
-        self.blocks = [
-            np.concatenate((part, np.zeros((new - old, part.shape[1]), np.int32)))
-            for part in self.blocks
-        ]
-        self.end = np.concatenate((self.end, np.zeros(new - old, np.int32)))
-        self._filled = np.concatenate((self._filled, np.zeros(new - old, np.int32)))
-        self._digests += [b""] * (new - old)
-        self._free += range(new - 1, old - 1, -1)
+        self.blocks = [_lengthened(part, new) for part in self.blocks]
+        self.end = _lengthened(self.end, new)
+        self._filled = _lengthened(self._filled, new)
+        digests = np.zeros(new, _DIGEST)
+        digests[:old] = self._digests
+        self._digests = digests
+        free = np.concatenate((np.arange(new - 1, old - 1, -1), self._free[: self._free_count]))
+        self._free_count = len(free)
+        self._free = _lengthened(free, new)
 
     def check(self, pool: BlockPool) -> None:
         """Raise InvariantError unless boundaries and cached blocks name each other."""
@@ -140,7 +178,7 @@ class PrefixIndex:
             np.add.at(filled, nodes, 1)
             blocks = part[part > 0]
             held += len(blocks)
-            if not np.array_equal(self._owner[blocks], nodes.astype(np.int32)):
+            if not np.array_equal(self._owner[blocks], nodes):
                 raise InvariantError("a cached block does not know its boundary")
         if not np.array_equal(filled, self._filled):
             raise InvariantError("a boundary counts blocks that it does not have")
@@ -149,5 +187,13 @@ class PrefixIndex:
         live = sorted(self._nodes.values())
         if live != np.flatnonzero(filled).tolist():
             raise InvariantError("a boundary is known without blocks, or unknown with some")
-        if len(live) + len(self._free) != len(self.end) - 1:
+        if any(self._digests[node].tobytes() != key for key, node in self._nodes.items()):
+            raise InvariantError("a boundary does not know its digest")
+        if len(live) + self._free_count != len(self.end) - 1:
             raise InvariantError("a boundary is lost")
+
+
+def _lengthened(array: IndexArray, size: int) -> IndexArray:
+    longer = np.zeros((size, *array.shape[1:]), np.intp)
+    longer[: len(array)] = array
+    return longer

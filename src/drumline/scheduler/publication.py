@@ -6,13 +6,10 @@ cache rows are settled. What a request computes now is promised meanwhile, so th
 others can wait for it in place of computing it too.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
 
-from drumline.contract.arrays import IntArray
-from drumline.core.hashing import next_digests
-from drumline.scheduler.blocks import BlockPool
+from drumline.core.hashing import page_digest
+from drumline.scheduler.index import IndexArray
 from drumline.scheduler.prefix import PrefixIndex
 from drumline.scheduler.requests import Request
 from drumline.scheduler.rows import Rows
@@ -22,21 +19,23 @@ from drumline.scheduler.tables import BlockTables
 class Publication:
     """Offers pages to the prefix index."""
 
-    __slots__ = ("_granularity", "_index", "_pool", "_promised", "_rows", "_tables")
+    __slots__ = ("_index", "_page", "_parts", "_promised", "_rows", "_size", "_tables", "_views")
 
     def __init__(
-        self,
-        granularity: int,
-        index: PrefixIndex,
-        pool: BlockPool,
-        tables: BlockTables,
-        rows: Rows,
+        self, granularity: int, index: PrefixIndex, tables: BlockTables, rows: Rows
     ) -> None:
-        self._granularity = granularity
+        self._size = granularity
+        self._page: IndexArray = np.array(granularity)
         self._index = index
-        self._pool = pool
         self._tables = tables
         self._rows = rows
+        self._parts = [np.arange(slots) for slots in index.slots]
+        # The newest tokens' first page, and what is behind it.
+        self._views = (
+            rows.newest[:, :granularity],
+            rows.newest[:, granularity:],
+            rows.newest[:, : rows.newest.shape[1] - granularity],
+        )
         self._promised: dict[bytes, int] = {}
 
     # -- promises -----------------------------------------------------------------
@@ -59,50 +58,68 @@ class Publication:
 
     def publish_prompt(self, request: Request, tokens: int) -> None:
         """Offer the prompt's full pages within its first `tokens` tokens."""
-        first, last = request.published, tokens // self._granularity
+        first, last = request.published, tokens // self._size
         if last <= first:
             return
         digests = request.digests[first:last]
-        for digest in digests:
-            if self._promised.get(digest) == request.row:
-                del self._promised[digest]
+        if self._promised:
+            for digest in digests:
+                if self._promised.get(digest) == request.row:
+                    del self._promised[digest]
         request.published = last
-        size = self._granularity
-        ends = np.arange((first + 1) * size, (last + 1) * size, size, dtype=np.int32)
-        nodes = self._index.add(digests, ends)
-        for group, slots in enumerate(self._index.slots):
-            blocks = self._tables.blocks(group, request.row, first * slots, last * slots)
-            self._index.offer(self._pool, group, nodes, blocks.reshape(-1, slots))
+        self._index.publish(
+            digests,
+            np.arange(first + 1, last + 1) * self._size,
+            [
+                table[request.row, first * slots : last * slots].reshape(-1, slots)
+                for table, slots in zip(self._tables.table, self._index.slots, strict=True)
+            ],
+        )
 
     # -- answers ------------------------------------------------------------------
 
-    def publish_decoded(self, rows: IntArray) -> None:
+    def publish_decoded(self, rows: IndexArray) -> None:
         """Offer the pages that `rows` have completed since they were last asked."""
-        fields, size = self._rows, self._granularity
+        fields = self._rows
         while True:
-            settled = np.minimum(fields.computed[rows], fields.known[rows])
-            rows = rows[settled >= fields.hashed[rows] + size]
-            if not len(rows):
+            known = fields.known[rows]
+            ends = fields.hashed[rows] + self._page
+            done = np.minimum(fields.computed[rows], known) >= ends
+            count = np.count_nonzero(done)
+            if not count:
                 return
-            hashed = fields.hashed[rows]
-            pages = fields.recent.reshape(len(fields.owners), -1, size)
-            tokens = pages[rows, hashed // size % pages.shape[1]]
-            owners = rows.tolist()
-            digests = next_digests(
-                [fields.digests[row] for row in owners], tokens, self._extras(owners)
-            )
-            for row, digest in zip(owners, digests, strict=True):
-                fields.digests[row] = digest
-            fields.hashed[rows] = hashed + size
-            self._offer(rows, hashed // size, digests)
+            if count < len(rows):
+                rows, known, ends = rows[done], known[done], ends[done]
+            digests = self._chain(rows)
+            fields.hashed[rows] = ends
+            if np.count_nonzero(known > ends):
+                _page, behind, front = self._views
+                front[rows] = behind[rows]
+            fields.origin[rows] -= self._page
+            self._index.publish(digests, ends, self._blocks(rows, ends))
+            if not np.count_nonzero(known - ends >= self._page):
+                return
 
-    def _extras(self, rows: Sequence[int]) -> list[bytes]:
-        owners = self._rows.owners
-        return [owner.extra for row in rows if (owner := owners[row]) is not None]
+    def _chain(self, rows: IndexArray) -> list[bytes]:
+        """Return the digests of the rows' next pages, and keep them as the rows' last."""
+        digests, extras = self._rows.digests, self._rows.extras
+        step = self._size * 4
+        data = self._views[0][rows].tobytes()
+        chained = []
+        for at, row in enumerate(rows.tolist()):
+            digest = page_digest(digests[row], data[at * step : (at + 1) * step], extras[row])
+            digests[row] = digest
+            chained.append(digest)
+        return chained
 
-    def _offer(self, rows: IntArray, pages: IntArray, digests: list[bytes]) -> None:
-        nodes = self._index.add(digests, (pages + 1) * np.int32(self._granularity))
-        for group, slots in enumerate(self._index.slots):
-            columns = pages[:, None] * slots + np.arange(slots)
-            blocks = self._tables.table[group][rows[:, None], columns]
-            self._index.offer(self._pool, group, nodes, blocks)
+    def _blocks(self, rows: IndexArray, ends: IndexArray) -> list[IndexArray]:
+        """Return each group's blocks of the pages that end at `ends`, a row a page."""
+        blocks: list[IndexArray] = []
+        for group, tokens in enumerate(self._tables.block_tokens):
+            parts = self._parts[group]
+            cells = self._tables.cells(group, rows, ends // tokens - len(parts))
+            if len(parts) == 1:
+                blocks.append(self._tables.flat[group][cells].reshape(-1, 1))
+            else:
+                blocks.append(self._tables.flat[group][cells.reshape(-1, 1) + parts])
+        return blocks

@@ -5,14 +5,14 @@ holds derived inputs can keep them.
 """
 
 import numpy as np
-import numpy.typing as npt
 
 from drumline.contract.arrays import IntArray
 from drumline.core.errors import InvariantError
+from drumline.scheduler.index import IndexArray
 
 
 class Roster:
-    """Decoding rows and their generations."""
+    """Decoding rows: to index with (`index`), and as a batch carries them."""
 
     __slots__ = (
         "_generation",
@@ -21,16 +21,18 @@ class Roster:
         "_stale",
         "_width",
         "generations",
+        "index",
         "lengths",
         "rows",
     )
 
-    def __init__(self, sequence: npt.NDArray[np.int64], generation: IntArray, width: int) -> None:
+    def __init__(self, sequence: IndexArray, generation: IntArray, width: int) -> None:
         self._width = width
         self._sequence = sequence
         self._generation = generation
         self._members: set[int] = set()
         self._stale = True
+        self.index: IndexArray
         self.rows: IntArray
         self.generations: IntArray
         self.lengths: IntArray
@@ -51,16 +53,21 @@ class Roster:
         self._stale = True
 
     def refresh(self) -> None:
-        """Bring `rows`, `generations` and `lengths` up to date."""
+        """Bring the arrays up to date."""
         if not self._stale:
             return
-        rows = np.fromiter(self._members, np.int32, len(self._members))
-        self.rows = rows[np.argsort(self._sequence[rows], kind="stable")]
-        self.generations = self._generation[self.rows]
+        rows = np.fromiter(self._members, np.intp, len(self._members))
+        self.index = rows[np.argsort(self._sequence[rows], kind="stable")]
+        self.rows = self.index.astype(np.int32)
+        self.generations = self._generation[self.index]
         self.lengths = np.full(len(rows), self._width, np.int32)
-        for array in (self.rows, self.generations, self.lengths):
+        for array in (self.index, self.rows, self.generations, self.lengths):
             array.flags.writeable = False
         self._stale = False
+
+    def current(self, rows: IntArray) -> bool:
+        """Whether `rows` is the very array of a batch whose rows have all stayed."""
+        return rows is self.rows and not self._stale
 
     def newest(self) -> int:
         """Return the row submitted last."""

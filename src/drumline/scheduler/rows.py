@@ -8,10 +8,10 @@ the old owner is recognised.
 from collections import deque
 
 import numpy as np
-import numpy.typing as npt
 
 from drumline.contract.arrays import IntArray
 from drumline.core.errors import InvariantError
+from drumline.scheduler.index import IndexArray
 from drumline.scheduler.requests import Request
 
 
@@ -23,40 +23,50 @@ class Rows:
         "columns",
         "computed",
         "digests",
+        "epoch",
+        "extras",
         "generation",
         "hashed",
         "known",
+        "newest",
+        "origin",
         "outstanding",
         "owners",
-        "recent",
-        "room",
+        "quiet",
         "sequence",
         "silent",
     )
 
-    def __init__(self, max_rows: int, groups: int, recent_tokens: int) -> None:
+    def __init__(self, max_rows: int, groups: int, page_tokens: int, ahead_tokens: int) -> None:
+        """Make rows that keep a page of tokens, and `ahead_tokens` beyond it, until hashed."""
         size = max_rows + 1
         self.generation: IntArray = np.ones(size, np.int32)
-        self.sequence: npt.NDArray[np.int64] = np.zeros(size, np.int64)
+        self.sequence: IndexArray = np.zeros(size, np.intp)
         """Order of submission."""
-        self.computed: IntArray = np.zeros(size, np.int32)
+        self.epoch: IndexArray = np.zeros(size, np.intp)
+        """Order of admission."""
+        self.computed: IndexArray = np.zeros(size, np.intp)
         """Tokens that the forwards planned so far leave in the cache, at most."""
-        self.known: IntArray = np.zeros(size, np.int32)
+        self.known: IndexArray = np.zeros(size, np.intp)
         """Prompt and answer tokens whose values are known."""
-        self.outstanding: IntArray = np.zeros(size, np.int32)
+        self.outstanding: IndexArray = np.zeros(size, np.intp)
         """Planned forwards that owe this row a result."""
-        self.silent: IntArray = np.zeros(size, np.int32)
+        self.silent: IndexArray = np.zeros(size, np.intp)
         """Planned chunks whose result has no tokens, ahead of what is outstanding."""
-        self.room: IntArray = np.zeros(size, np.int32)
-        """Tokens that the row's blocks have room for, over all groups."""
-        self.columns: IntArray = np.zeros((groups, size), np.int32)
+        self.quiet = 0
+        """The sum of `silent`."""
+        self.columns: list[IndexArray] = [np.zeros(size, np.intp) for _ in range(groups)]
         """Columns of each group's block table that the row uses."""
-        self.hashed: IntArray = np.zeros(size, np.int32)
+        self.hashed: IndexArray = np.zeros(size, np.intp)
         """Tokens in pages whose digest is known."""
-        self.recent: IntArray = np.zeros((size, recent_tokens), np.int32)
-        """The newest tokens, at position modulo its width: what is not hashed yet."""
+        self.newest: IntArray = np.zeros((size, page_tokens + ahead_tokens), np.int32)
+        """The tokens behind the hashed ones."""
+        self.origin: IndexArray = np.arange(size) * self.newest.shape[1]
+        """Where in the flattened `newest` the row's token 0 would be."""
         self.digests: list[bytes] = [b""] * size
         """Digest of the last hashed page."""
+        self.extras: list[bytes] = [b""] * size
+        """What is hashed with every page: the owner's cache namespace."""
         self.owners: list[Request | None] = [None] * size
         self._free = deque(range(1, size))
 
@@ -69,16 +79,24 @@ class Rows:
         row = self._free.popleft()
         self.owners[row] = owner
         self.sequence[row] = owner.sequence
-        for field in (self.computed, self.known, self.outstanding, self.silent, self.room):
+        self.epoch[row] = owner.epoch
+        for field in (self.computed, self.known, self.outstanding, *self.columns):
             field[row] = 0
-        self.hashed[row] = 0
-        self.columns[:, row] = 0
-        self.digests[row] = b""
+        self.extras[row] = owner.extra
+        self.hash_from(row, 0, b"")
         return row
+
+    def hash_from(self, row: int, tokens: int, digest: bytes) -> None:
+        """Say that the row's first `tokens` are hashed, up to `digest`."""
+        self.hashed[row] = tokens
+        self.origin[row] = row * self.newest.shape[1] - tokens
+        self.digests[row] = digest
 
     def give_back(self, row: int) -> None:
         self.owners[row] = None
         self.generation[row] += 1
+        self.quiet -= int(self.silent[row])
+        self.silent[row] = 0
         self._free.append(row)
 
     def check(self) -> None:
@@ -90,3 +108,5 @@ class Rows:
             owner = self.owners[row]
             if (owner is None) != (row in free) or (owner is not None and owner.row != row):
                 raise InvariantError(f"row {row} is lost")
+        if self.quiet != int(self.silent.sum()):
+            raise InvariantError("chunks without tokens are miscounted")

@@ -69,11 +69,12 @@ class Scheduler:
         """Longest prompt plus answer that the pool and the model have room for."""
         slots = [size // group.block_tokens for group in config.groups]
         self._index = PrefixIndex(slots)
-        self._pool = BlockPool(config.groups, config.num_pages, self._index.forget)
+        self._pool = BlockPool(
+            config.groups, config.num_pages, self._index.forget, self._index.depth
+        )
         self._index.watch(self._pool)
-        # Unhashed tokens: less than a page, and what forwards in flight may add.
-        recent = size * (2 + -(-4 * width // size))
-        self._rows = Rows(config.max_rows, len(config.groups), recent)
+        ahead = 4 * width * (1 + config.overlap_depth)
+        self._rows = Rows(config.max_rows, len(config.groups), size, ahead)
         self._tables = BlockTables(
             config.groups,
             self.max_request_tokens + width * (1 + config.overlap_depth),
@@ -81,7 +82,7 @@ class Scheduler:
             self._rows,
         )
         self._requests = RequestTable()
-        self._publication = Publication(size, self._index, self._pool, self._tables, self._rows)
+        self._publication = Publication(size, self._index, self._tables, self._rows)
         self._admission = Admission(
             config,
             self._requests,
@@ -94,7 +95,7 @@ class Scheduler:
         self._decoding = Decoding(
             config, self._requests, self._rows, self._tables, self._publication, self._end
         )
-        self._commits = Commits(self._requests, self._rows, width)
+        self._commits = Commits(config, self._requests, self._rows, self._decoding.roster)
         self._apply: dict[type, Callable[..., None]] = {
             Results: self._commit,
             Finished: self._finish,
@@ -159,7 +160,7 @@ class Scheduler:
         self._requests.move(request, move)
         if move in (Move.FINISH, Move.FINISH_LATER) and self._config.prefix_caching:
             self._publication.publish_prompt(request, request.prompt_tokens)
-            self._publication.publish_decoded(np.array([request.row], np.int32))
+            self._publication.publish_decoded(np.array([request.row]))
         self._decoding.leave(request)
         self._admission.leave(request)
         if request.state is State.FINISHED and request.row:
@@ -175,7 +176,6 @@ class Scheduler:
         self._requests.forget_ended()
         draft = Draft(self._round)
         self._admission.settle()
-        self._decoding.settle(self._round)
         if not self._forwards_allowed:
             return draft.done(None)
         budget = self._config.max_scheduled_tokens

@@ -14,13 +14,23 @@ from drumline.contract.specs import CacheGroup
 from drumline.core.errors import InvariantError
 from drumline.scheduler.blocks import BlockPool
 from drumline.scheduler.draft import Draft
+from drumline.scheduler.index import ONE, ZERO, IndexArray
 from drumline.scheduler.rows import Rows
 
 
 class BlockTables:
     """Each group's table, `table[row, column]`, in pool-wide block numbers."""
 
-    __slots__ = ("_epoch", "_pool", "_rows", "block_tokens", "table")
+    __slots__ = (
+        "_pool",
+        "_rows",
+        "_sizes",
+        "_starts",
+        "block_tokens",
+        "flat",
+        "max_tokens",
+        "table",
+    )
 
     def __init__(
         self, groups: Sequence[CacheGroup], max_tokens: int, pool: BlockPool, rows: Rows
@@ -28,38 +38,39 @@ class BlockTables:
         size = len(rows.owners)
         self._pool = pool
         self._rows = rows
-        self._epoch = np.zeros(size, np.int64)
         self.block_tokens = [group.block_tokens for group in groups]
-        self.table: list[IntArray] = [
-            np.zeros((size, -(-max_tokens // tokens)), np.int32) for tokens in self.block_tokens
+        self._sizes: list[IndexArray] = [np.array(tokens) for tokens in self.block_tokens]
+        self.table: list[IndexArray] = [
+            np.zeros((size, -(-max_tokens // tokens)), np.intp) for tokens in self.block_tokens
         ]
-
-    @property
-    def max_tokens(self) -> int:
-        """Tokens a row has columns for."""
-        return min(
+        self.flat: list[IndexArray] = [table.reshape(-1) for table in self.table]
+        """The same tables as one line of cells."""
+        self._starts: list[IndexArray] = [np.arange(size) * table.shape[1] for table in self.table]
+        self.max_tokens = min(
             int(table.shape[1]) * tokens
             for table, tokens in zip(self.table, self.block_tokens, strict=True)
         )
+        """Tokens a row has columns for."""
+
+    def cells(self, group: int, rows: IndexArray, columns: IndexArray) -> IndexArray:
+        """Return where in the flat table `columns` of `rows` are."""
+        cells: IndexArray = self._starts[group][rows] + columns
+        return cells
 
     def needs(self, tokens: int, cached_tokens: int) -> list[int]:
         """Return the blocks of each group that `tokens` take beyond `cached_tokens`."""
         return [-(-tokens // size) - cached_tokens // size for size in self.block_tokens]
 
-    def open(
-        self, row: int, epoch: int, hits: Sequence[IntArray], tokens: int, draft: Draft
-    ) -> None:
+    def open(self, row: int, hits: Sequence[IndexArray], tokens: int, draft: Draft) -> None:
         """Start `row` with the held blocks `hits[g]`, and room for `tokens` in all.
 
         The pool must have the room.
         """
-        self._epoch[row] = epoch
         for group, hit in enumerate(hits):
             count = len(hit)
             if count:
                 self.table[group][row, :count] = hit
-                self._rows.columns[group, row] = count
-                self._pool.epoch[hit] = epoch
+                self._rows.columns[group][row] = count
                 draft.patch(
                     group,
                     np.full(count, row, np.int32),
@@ -70,10 +81,9 @@ class BlockTables:
 
     def grow(self, row: int, tokens: int, draft: Draft) -> bool:
         """Give `row` room for `tokens`; False, and nothing happened, when there is none."""
-        columns = self._rows.columns[:, row].tolist()
         needs = [
-            max(-(-tokens // size) - have, 0)
-            for size, have in zip(self.block_tokens, columns, strict=True)
+            max(-(-tokens // size) - int(columns[row]), 0)
+            for size, columns in zip(self.block_tokens, self._rows.columns, strict=True)
         ]
         if any(needs):
             if not self._pool.make_room(needs):
@@ -82,16 +92,13 @@ class BlockTables:
         return True
 
     def _grow(self, row: int, tokens: int, draft: Draft) -> None:
-        room = []
         for group, size in enumerate(self.block_tokens):
-            have = int(self._rows.columns[group, row])
-            want = max(-(-tokens // size), have)
-            room.append(want * size)
+            have = int(self._rows.columns[group][row])
+            want = -(-tokens // size)
             if want > have:
                 blocks = self._pool.take(group, want - have)
                 self.table[group][row, have:want] = blocks
-                self._rows.columns[group, row] = want
-                self._pool.epoch[blocks] = self._epoch[row]
+                self._rows.columns[group][row] = want
                 self._grant(
                     group,
                     np.full(want - have, row, np.int32),
@@ -99,41 +106,56 @@ class BlockTables:
                     blocks,
                     draft,
                 )
-        self._rows.room[row] = min(room)
 
-    def extend(self, rows: IntArray, tokens: IntArray, draft: Draft) -> bool:
+    def extend(self, rows: IndexArray, tokens: IntArray, draft: Draft) -> bool:
         """Give each of `rows` room for `tokens[i]`, all or, returning False, none."""
-        columns = self._rows.columns
-        missing = [
-            np.maximum(-(-tokens // size) - columns[group, rows], 0)
-            for group, size in enumerate(self.block_tokens)
-        ]
-        needs = [int(count.sum()) for count in missing]
+        needs, parts = [], []
+        for columns, size in zip(self._rows.columns, self._sizes, strict=True):
+            have = columns[rows]
+            missing = (tokens + (size - ONE)) // size - have
+            short = missing > ZERO
+            count = np.count_nonzero(short)
+            if count < len(rows):
+                part = (rows[short], have[short], missing[short])
+            else:
+                part = (rows, have, missing)
+            needs.append(int(part[2].sum()))
+            parts.append(part)
         if not self._pool.make_room(needs):
             return False
-        for group, count in enumerate(missing):
-            if not needs[group]:
-                continue
-            have = columns[group, rows]
-            if needs[group] == len(rows) and (count == 1).all():
-                at, which = have, rows
-            else:
-                which = np.repeat(rows, count)
-                first = np.repeat(np.cumsum(count) - count, count)
-                at = np.repeat(have, count) + (np.arange(needs[group]) - first).astype(np.int32)
-            blocks = self._pool.take(group, needs[group])
-            self.table[group][which, at] = blocks
-            columns[group, rows] = have + count
-            self._pool.epoch[blocks] = self._epoch[which]
-            self._grant(group, which, at, blocks, draft)
-        room = columns[0, rows] * np.int32(self.block_tokens[0])
-        for group in range(1, len(missing)):
-            np.minimum(room, columns[group, rows] * np.int32(self.block_tokens[group]), out=room)
-        self._rows.room[rows] = room
+        for group, (which, have, missing) in enumerate(parts):
+            if needs[group]:
+                self._append(group, which, have, missing, needs[group], draft)
         return True
 
+    def _append(
+        self,
+        group: int,
+        rows: IndexArray,
+        have: IndexArray,
+        missing: IndexArray,
+        count: int,
+        draft: Draft,
+    ) -> None:
+        """Append `missing[i]` blocks, `count` in all, to rows that have `have[i]` columns."""
+        blocks = self._pool.take(group, count)
+        self._rows.columns[group][rows] = have + missing
+        if count > len(rows):
+            first = np.repeat(np.cumsum(missing) - missing, missing)
+            have = np.repeat(have, missing) + np.arange(count) - first
+            rows = np.repeat(rows, missing)
+        self.flat[group][self.cells(group, rows, have)] = blocks
+        self._grant(group, rows.astype(np.int32), have.astype(np.int32), blocks, draft)
+
+    def room(self, rows: IndexArray) -> IndexArray:
+        """Return the tokens that the blocks of `rows` have room for, over all groups."""
+        room: IndexArray = self._rows.columns[0][rows] * self._sizes[0]
+        for columns, size in zip(self._rows.columns[1:], self._sizes[1:], strict=True):
+            np.minimum(room, columns[rows] * size, out=room)
+        return room
+
     def _grant(
-        self, group: int, rows: IntArray, columns: IntArray, blocks: IntArray, draft: Draft
+        self, group: int, rows: IntArray, columns: IntArray, blocks: IndexArray, draft: Draft
     ) -> None:
         pages = self._pool.pages(group, blocks)
         draft.patch(group, rows, columns, pages)
@@ -142,16 +164,12 @@ class BlockTables:
     def close(self, row: int) -> None:
         """Release everything `row` holds, last block first."""
         for group, table in enumerate(self.table):
-            count = int(self._rows.columns[group, row])
+            count = int(self._rows.columns[group][row])
             blocks = table[row, :count]
             held = blocks[blocks > 0][::-1]
             if len(held):
-                self._pool.release(held)
+                self._pool.release(held, int(self._rows.epoch[row]))
             blocks[:] = 0
-
-    def blocks(self, group: int, row: int, start: int, stop: int) -> IntArray:
-        """Return the row's blocks in columns start … stop-1."""
-        return self.table[group][row, start:stop]
 
     def check(self) -> None:
         """Raise InvariantError unless the pool's holds are exactly what the tables say."""
@@ -162,7 +180,7 @@ class BlockTables:
                 raise InvariantError(f"a block of another group is in the table of group {group}")
             np.add.at(held, blocks, 1)
             for row, owner in enumerate(self._rows.owners):
-                count = int(self._rows.columns[group, row]) if owner is not None else 0
+                count = int(self._rows.columns[group][row]) if owner is not None else 0
                 if table[row, count:].any():
                     raise InvariantError(f"row {row} has blocks beyond its last column")
         if not np.array_equal(held, self._pool.refs):
