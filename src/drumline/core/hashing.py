@@ -58,3 +58,23 @@ def page_digests(
         prior = sha256(b"".join((head, count, data[start : start + step], extra))).digest()
         digests.append(prior)
     return b"".join(digests)
+
+
+def next_digests(
+    priors: list[bytes], pages: npt.NDArray[np.int32], extras: list[bytes]
+) -> list[bytes]:
+    """Return the digest of each page `pages[i]` behind the page of digest `priors[i]`.
+
+    `pages` has shape [n, tokens of a page]. This is `page_digest` for a loop that runs
+    every round.
+    """
+    data = pages.tobytes()
+    step = pages.shape[1] * 4
+    count = _counted(pages.shape[1])
+    sha256, join = hashlib.sha256, b"".join
+    return [
+        sha256(
+            join((_PRIOR if prior else _NO_PRIOR, prior, count, data[at : at + step], extra))
+        ).digest()
+        for prior, at, extra in zip(priors, range(0, len(data), step), extras, strict=True)
+    ]

@@ -4,7 +4,7 @@ A row is filed under the first round in which it can be due, once. It may turn o
 to be due yet, when it was left out of a round in between, and is filed again.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 class Agenda:
@@ -18,14 +18,15 @@ class Agenda:
         self._filed: dict[int, dict[int, None]] = {}
         self._next = 0
 
-    def file(self, row: int, at: int) -> None:
-        """File `row`, which is filed nowhere, under round `at`."""
-        self._due[row] = at
-        bucket = self._filed.get(at)
-        if bucket is None:
-            self._filed[at] = {row: None}
-        else:
-            bucket[row] = None
+    def file(self, rows: Sequence[int], rounds: Sequence[int]) -> None:
+        """File `rows[i]`, which is filed nowhere, under round `rounds[i]`."""
+        due, filed = self._due, self._filed
+        for row, at in zip(rows, rounds, strict=True):
+            due[row] = at
+            if at in filed:
+                filed[at][row] = None
+            else:
+                filed[at] = {row: None}
 
     def leave(self, row: int) -> None:
         """Forget `row`, filed or not."""

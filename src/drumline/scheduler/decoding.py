@@ -15,7 +15,7 @@ from drumline.core.errors import InvariantError
 from drumline.scheduler.agenda import Agenda
 from drumline.scheduler.config import SchedulerConfig
 from drumline.scheduler.draft import Draft
-from drumline.scheduler.index import ONE, IndexArray
+from drumline.scheduler.index import ONE, ZERO, IndexArray
 from drumline.scheduler.lifecycle import Move, State
 from drumline.scheduler.publication import Publication
 from drumline.scheduler.requests import Request, RequestTable
@@ -101,7 +101,9 @@ class Decoding:
             roster.join(request.row)
             due.append(request.row)
         self._ready.clear()
+        members = len(roster)
         left_out = self._make_room(due, draft) if due else ()
+        aborted = len(roster) < members
         roster.refresh()
         rows, index = roster.rows, roster.index
         generations, lengths = roster.generations, roster.lengths
@@ -114,6 +116,8 @@ class Decoding:
         fields.computed[index] = prefix + self._step
         fields.outstanding[index] += ONE
         if due:
+            if aborted:
+                due = [row for row in due if row in roster]
             self._file(due, draft.round)
         if not len(rows):
             return None
@@ -173,10 +177,9 @@ class Decoding:
         wait = ends - fields.computed[rows]
         if self._width > 1:
             wait //= self._step
-        file, soonest = self._agenda.file, number + 1
-        for row, rounds in zip(due, wait.tolist(), strict=True):
-            if row in self.roster:
-                file(row, soonest + max(rounds, 0))
+        # Never in this round again, however far the tokens lag behind.
+        rounds = np.maximum(wait, ZERO) + (number + 1)
+        self._agenda.file(due, rounds.tolist())
 
     def check(self) -> None:
         """Raise InvariantError unless every decoding row is filed for attention."""

@@ -8,7 +8,7 @@ others can wait for it in place of computing it too.
 
 import numpy as np
 
-from drumline.core.hashing import page_digest
+from drumline.core.hashing import next_digests
 from drumline.scheduler.index import IndexArray
 from drumline.scheduler.prefix import PrefixIndex
 from drumline.scheduler.requests import Request
@@ -103,13 +103,14 @@ class Publication:
     def _chain(self, rows: IndexArray) -> list[bytes]:
         """Return the digests of the rows' next pages, and keep them as the rows' last."""
         digests, extras = self._rows.digests, self._rows.extras
-        step = self._size * 4
-        data = self._views[0][rows].tobytes()
-        chained = []
-        for at, row in enumerate(rows.tolist()):
-            digest = page_digest(digests[row], data[at * step : (at + 1) * step], extras[row])
+        owners = rows.tolist()
+        chained = next_digests(
+            [digests[row] for row in owners],
+            self._views[0][rows],
+            [extras[row] for row in owners],
+        )
+        for row, digest in zip(owners, chained, strict=True):
             digests[row] = digest
-            chained.append(digest)
         return chained
 
     def _blocks(self, rows: IndexArray, ends: IndexArray) -> list[IndexArray]:
