@@ -115,9 +115,9 @@ class Decoding:
         prefix = fields.computed[index]
         fields.computed[index] = prefix + self._step
         fields.outstanding[index] += ONE
+        if aborted:
+            due = [row for row in due if row in roster]
         if due:
-            if aborted:
-                due = [row for row in due if row in roster]
             self._file(due, draft.round)
         if not len(rows):
             return None
