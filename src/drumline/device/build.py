@@ -23,10 +23,10 @@ from drumline.device.forward_thread import ForwardThread
 from drumline.device.handle import DeviceHandle
 from drumline.device.kv import BLOCK_TOKENS, BlockTable, KvPool
 from drumline.device.layers import Backend, TorchLinear
-from drumline.device.models.config import DecoderConfig, read_config
+from drumline.device.models.checkpoint import open_checkpoint
+from drumline.device.models.config import DecoderConfig
 from drumline.device.models.decoder import load_decoder, weight_count
 from drumline.device.sampling.sampler import Sampler
-from drumline.device.weights.source import open_weights
 
 _log = logging.getLogger(__name__)
 
@@ -72,7 +72,8 @@ def _build(config: Config) -> DeviceBuild:
     clock = SystemClock()
     started = clock.now_us()
     files = find_model(config.model.model)
-    model = read_config(files)
+    checkpoint = open_checkpoint(files)
+    model = checkpoint.config
     max_model_len = _context(config, model)
     dtype = _resolve_dtype(config.model.dtype, model.stored_dtype)
     granularity = config.cache.prefix_granularity
@@ -88,8 +89,7 @@ def _build(config: Config) -> DeviceBuild:
 
     device = torch.device("cpu")
     backend = Backend("torch", TorchLinear, TorchAttention)
-    source = open_weights(files, heads=model.heads, kv_heads=model.kv_heads)
-    decoder = load_decoder(model, source, backend, dtype, device)
+    decoder = load_decoder(model, checkpoint.weights, backend, dtype, device)
     pool = KvPool(
         layers=model.layers,
         blocks=pages,

@@ -10,8 +10,7 @@ from typing import Any
 from msgspec import Struct
 
 from drumline.core.errors import ConfigError
-from drumline.core.gguf_file import GgufFile, TensorType, read_gguf
-from drumline.core.model_files import ModelFiles, ModelFormat, read_json
+from drumline.core.gguf_file import GgufFile, TensorType
 
 
 class LinearRope(Struct, frozen=True):
@@ -63,19 +62,6 @@ _HF_ARCHITECTURES = (
     "Qwen3ForCausalLM",
 )
 _GGUF_ARCHITECTURES = ("llama", "qwen2", "qwen3")
-
-
-def read_config(files: ModelFiles) -> DecoderConfig:
-    """Return what the checkpoint says of its model.
-
-    Raises ConfigError naming the file and what it has that is not supported, or
-    lacks.
-    """
-    if files.format is ModelFormat.GGUF:
-        return from_gguf(read_gguf(files.path))
-    path = files.path / "config.json"
-    generation = files.path / "generation_config.json"
-    return from_json(path, read_json(path), read_json(generation) if generation.is_file() else {})
 
 
 def from_json(path: Path, config: dict[str, Any], generation: dict[str, Any]) -> DecoderConfig:

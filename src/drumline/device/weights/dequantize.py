@@ -27,11 +27,18 @@ def dequantize(data: Tensor, kind: TensorType, out: Tensor) -> None:
     values, size = BLOCKS[kind]
     decode = _DECODERS[kind]
     blocks = data.view(-1, size)
+    direct = out.dtype == torch.float32
     # In pieces that stay in the processor's cache, whatever the tensor's size.
     step = _PIECE_VALUES // values
     for start in range(0, len(blocks), step):
-        piece = decode(blocks[start : start + step])
-        flat[start * values : start * values + piece.numel()].copy_(piece.view(-1))
+        integers, scale, minimum = decode(blocks[start : start + step])
+        place = flat[start * values : start * values + integers.numel()].view(integers.shape)
+        piece = place if direct else torch.empty(integers.shape)
+        torch.mul(integers, scale, out=piece)
+        if minimum is not None:
+            piece += minimum
+        if not direct:
+            place.copy_(piece)
 
 
 _PIECE_VALUES = 1 << 18
@@ -63,43 +70,47 @@ def _fifth_bits(blocks: Tensor, offset: int) -> Tensor:
     return bits.transpose(1, 2).reshape(-1, 32) << 4
 
 
-def _q4_0(blocks: Tensor) -> Tensor:
-    return (_nibbles(blocks[:, 2:]).float() - 8) * _half(blocks, 0)
+_Decoded = tuple[Tensor, Tensor, Tensor | None]
+"""Small integers, the scale they are multiplied with, and what is added then."""
 
 
-def _q4_1(blocks: Tensor) -> Tensor:
-    return _nibbles(blocks[:, 4:]) * _half(blocks, 0) + _half(blocks, 2)
+def _q4_0(blocks: Tensor) -> _Decoded:
+    return _nibbles(blocks[:, 2:]).view(torch.int8) - 8, _half(blocks, 0), None
 
 
-def _q5_0(blocks: Tensor) -> Tensor:
+def _q4_1(blocks: Tensor) -> _Decoded:
+    return _nibbles(blocks[:, 4:]), _half(blocks, 0), _half(blocks, 2)
+
+
+def _q5_0(blocks: Tensor) -> _Decoded:
     values = _nibbles(blocks[:, 6:]) | _fifth_bits(blocks, 2)
-    return (values.float() - 16) * _half(blocks, 0)
+    return values.view(torch.int8) - 16, _half(blocks, 0), None
 
 
-def _q5_1(blocks: Tensor) -> Tensor:
+def _q5_1(blocks: Tensor) -> _Decoded:
     values = _nibbles(blocks[:, 8:]) | _fifth_bits(blocks, 4)
-    return values * _half(blocks, 0) + _half(blocks, 2)
+    return values, _half(blocks, 0), _half(blocks, 2)
 
 
-def _q8_0(blocks: Tensor) -> Tensor:
-    return blocks[:, 2:].view(torch.int8) * _half(blocks, 0)
+def _q8_0(blocks: Tensor) -> _Decoded:
+    return blocks[:, 2:].view(torch.int8), _half(blocks, 0), None
 
 
-def _q2_k(blocks: Tensor) -> Tensor:
+def _q2_k(blocks: Tensor) -> _Decoded:
     packed = blocks[:, :16]
     scale = (_half(blocks, 80) * (packed & 15)).unsqueeze(2)
     minimum = (_half(blocks, 82) * (packed >> 4)).unsqueeze(2)
-    return _two_bits(blocks[:, 16:80]).view(-1, 16, 16) * scale - minimum
+    return _two_bits(blocks[:, 16:80]).view(-1, 16, 16), scale, -minimum
 
 
-def _q3_k(blocks: Tensor) -> Tensor:
+def _q3_k(blocks: Tensor) -> _Decoded:
     low = _two_bits(blocks[:, 32:96])
     high = _shifted(blocks[:, :32], range(8), 1).reshape(-1, 256)
-    values = (low | (high << 2)).view(-1, 16, 16).float() - 4
+    values = (low | (high << 2)).view(torch.int8).view(-1, 16, 16) - 4
     packed = blocks[:, 96:108]
     top = _shifted(packed[:, 8:], range(0, 8, 2), 3).reshape(-1, 16)
-    scales = (_nibbles(packed[:, :8]) | (top << 4)).float() - 32
-    return values * (_half(blocks, 108) * scales).unsqueeze(2)
+    scales = (_nibbles(packed[:, :8]) | (top << 4)).view(torch.int8) - 32
+    return values, (_half(blocks, 108) * scales).unsqueeze(2), None
 
 
 def _two_bits(packed: Tensor) -> Tensor:
@@ -115,30 +126,28 @@ def _scales_and_minima(blocks: Tensor) -> tuple[Tensor, Tensor]:
     return (_half(blocks, 0) * scales).unsqueeze(2), (_half(blocks, 2) * minima).unsqueeze(2)
 
 
-def _q4_k(blocks: Tensor) -> Tensor:
+def _q4_k(blocks: Tensor) -> _Decoded:
     scale, minimum = _scales_and_minima(blocks)
-    return (
-        _shifted(blocks[:, 16:].reshape(-1, 4, 32), range(0, 8, 4), 15).reshape(-1, 8, 32) * scale
-        - minimum
-    )
+    values = _shifted(blocks[:, 16:].reshape(-1, 4, 32), range(0, 8, 4), 15)
+    return values.reshape(-1, 8, 32), scale, -minimum
 
 
-def _q5_k(blocks: Tensor) -> Tensor:
+def _q5_k(blocks: Tensor) -> _Decoded:
     scale, minimum = _scales_and_minima(blocks)
     low = _shifted(blocks[:, 48:].reshape(-1, 4, 32), range(0, 8, 4), 15).reshape(-1, 8, 32)
     high = _shifted(blocks[:, 16:48], range(8), 1)
-    return (low | (high << 4)) * scale - minimum
+    return low | (high << 4), scale, -minimum
 
 
-def _q6_k(blocks: Tensor) -> Tensor:
+def _q6_k(blocks: Tensor) -> _Decoded:
     low = _shifted(blocks[:, :128].reshape(-1, 2, 64), range(0, 8, 4), 15).reshape(-1, 256)
     high = _two_bits(blocks[:, 128:192])
-    values = (low | (high << 4)).view(-1, 16, 16).float() - 32
+    values = (low | (high << 4)).view(torch.int8).view(-1, 16, 16) - 32
     scales = blocks[:, 192:208].view(torch.int8)
-    return values * (_half(blocks, 208) * scales).unsqueeze(2)
+    return values, (_half(blocks, 208) * scales).unsqueeze(2), None
 
 
-_DECODERS: dict[TensorType, Callable[[Tensor], Tensor]] = {
+_DECODERS: dict[TensorType, Callable[[Tensor], _Decoded]] = {
     TensorType.Q4_0: _q4_0,
     TensorType.Q4_1: _q4_1,
     TensorType.Q5_0: _q5_0,

@@ -1,13 +1,11 @@
 """The tensors of a GGUF file, under their Hugging Face names."""
 
-from pathlib import Path
-
 import numpy as np
 import torch
 from torch import Tensor
 
 from drumline.core.errors import ConfigError
-from drumline.core.gguf_file import read_gguf
+from drumline.core.gguf_file import GgufFile
 from drumline.device.weights.dequantize import dequantize
 
 ROPE_FACTORS = "rope_factors"
@@ -48,12 +46,14 @@ class GgufWeights:
 
     __slots__ = ("_data", "_file", "_interleaved")
 
-    def __init__(self, path: Path, *, heads: int, kv_heads: int) -> None:
-        self._file = read_gguf(path)
+    def __init__(self, file: GgufFile, *, heads: int, kv_heads: int) -> None:
+        self._file = file
         if self._file.metadata.get("split.count", 1) > 1:
-            raise ConfigError(str(path), "is one part of a split GGUF file; merge the parts first")
+            raise ConfigError(
+                str(file.path), "is one part of a split GGUF file; merge the parts first"
+            )
         # Copy on write: torch wants writable memory, and nothing writes to it.
-        self._data = np.memmap(path, np.uint8, mode="c")
+        self._data = np.memmap(file.path, np.uint8, mode="c")
         # The converter of this architecture orders a head's rows as pairs of rotated dimensions;
         # here the two halves of a head rotate against each other.
         llama = self._file.metadata.get("general.architecture") == "llama"

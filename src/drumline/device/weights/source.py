@@ -6,9 +6,6 @@ import torch
 from torch import Tensor
 
 from drumline.core.errors import ConfigError
-from drumline.core.model_files import ModelFiles, ModelFormat
-from drumline.device.weights.gguf import GgufWeights
-from drumline.device.weights.safetensors import SafetensorsWeights
 
 
 class WeightSource(Protocol):
@@ -23,16 +20,6 @@ class WeightSource(Protocol):
         Raises ConfigError naming the file when the tensor is missing or its shape
         is not `out`'s.
         """
-
-
-def open_weights(files: ModelFiles, *, heads: int, kv_heads: int) -> WeightSource:
-    """Open a model's weights. `heads` say how a GGUF file's attention rows were reordered.
-
-    Raises ConfigError naming the file that is missing, unreadable or cut short.
-    """
-    if files.format is ModelFormat.GGUF:
-        return GgufWeights(files.path, heads=heads, kv_heads=kv_heads)
-    return SafetensorsWeights(files.path)
 
 
 def new_weight(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -1,0 +1,34 @@
+"""Opening a checkpoint: what it says of its model, and where its weights come from."""
+
+from msgspec import Struct
+
+from drumline.core.gguf_file import read_gguf
+from drumline.core.model_files import ModelFiles, ModelFormat, read_json
+from drumline.device.models.config import DecoderConfig, from_gguf, from_json
+from drumline.device.weights.gguf import GgufWeights
+from drumline.device.weights.safetensors import SafetensorsWeights
+from drumline.device.weights.source import WeightSource
+
+
+class Checkpoint(Struct, frozen=True, eq=False):
+    """An opened checkpoint. No tensor has been read yet."""
+
+    config: DecoderConfig
+    weights: WeightSource
+
+
+def open_checkpoint(files: ModelFiles) -> Checkpoint:
+    """Open a model's files.
+
+    Raises ConfigError naming the file that is missing, unreadable or cut short, or
+    what in it is not supported.
+    """
+    if files.format is ModelFormat.GGUF:
+        file = read_gguf(files.path)
+        config = from_gguf(file)
+        weights = GgufWeights(file, heads=config.heads, kv_heads=config.kv_heads)
+        return Checkpoint(config, weights)
+    path = files.path / "config.json"
+    generation = files.path / "generation_config.json"
+    config = from_json(path, read_json(path), read_json(generation) if generation.is_file() else {})
+    return Checkpoint(config, SafetensorsWeights(files.path))
