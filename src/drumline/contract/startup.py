@@ -49,6 +49,8 @@ class Failed(Struct, frozen=True, tag="failed"):
     step: str
     reason: str
     exit_code: int
+    setting: str = ""
+    """What the operator can mend, where that is the cause."""
 
 
 Report = Step | Ready | Failed

@@ -73,12 +73,12 @@ class ModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         ),
     ] = None
     seed: Annotated[
-        int,
+        int | None,
         Meta(
-            description="seed of what is random without a seed of its own",
+            description="seed of requests that name none; else each draws its own",
             extra=_flags("--random-seed"),
         ),
-    ] = 0
+    ] = None
 
 
 class CacheConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -198,7 +198,10 @@ class ProcessConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             extra=_flags("--engine-startup-timeout"),
         ),
     ] = 3600.0
-    log_level: Annotated[LogLevel, Meta(description="how much is logged")] = LogLevel.INFO
+    log_level: Annotated[
+        LogLevel | None,
+        Meta(description="how much is logged; info for a server, else warning"),
+    ] = None
 
 
 class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -14,9 +14,9 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-import drumline
 from drumline.core.errors import RequestError
 from drumline.core.ids import request_id
+from drumline.core.version import VERSION
 from drumline.frontend.health import health_of
 from drumline.frontend.openai.chat import ChatCall
 from drumline.frontend.openai.completions import CompletionCall
@@ -129,7 +129,7 @@ class _Showing:
 
     async def version(self, scope: Scope, reply: Reply) -> None:
         engine = self._service.registration.vllm_version
-        await reply.body(_encode(_Version(drumline.__version__, engine)))
+        await reply.body(_encode(_Version(VERSION, engine)))
 
     def _body(self, name: str) -> ModelBody:
         service = self._service

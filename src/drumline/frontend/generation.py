@@ -125,6 +125,10 @@ class Generation:
                 if not answer.ended:
                     self._record(answer, ended_by)
 
+    def token_ids(self, index: int) -> list[int]:
+        """Return the ids of an answer so far, those of text that is held back included."""
+        return list(self._answers[index].token_ids)
+
     def _request(self, index: int) -> TokenizedGenerateReqInput:
         asked = self.asked
         prompt = index // asked.choices
@@ -200,6 +204,7 @@ class _Answer:
         "first_token_us",
         "index",
         "last_token_us",
+        "token_ids",
         "tokens",
     )
 
@@ -210,6 +215,7 @@ class _Answer:
         self.first_token_us = began_us
         self.last_token_us = began_us
         self.tokens = 0
+        self.token_ids: list[int] = []
         self.cached_tokens = 0
         self.ended = False
         self._detokenizer = Detokenizer(tokenizer, skip_special=sampling.skip_special_tokens)
@@ -240,7 +246,7 @@ class _Answer:
                 return self._finished(text, taken, delta, "stop", self._stops.matched)
             taken = len(ids)
         if not reason:
-            self.tokens += taken
+            self._take(ids, taken)
             return Piece(self.index, text, self._logprobs_of(delta, taken))
         rest = self._detokenizer.finish()
         if self._stops is not None:
@@ -269,10 +275,14 @@ class _Answer:
         self, text: str, taken: int, delta: Delta, reason: str, stop_reason: str | int | None
     ) -> Piece:
         self.ended = True
-        self.tokens += taken
+        self._take(delta.token_ids, taken)
         if self._keeps_stop and isinstance(stop_reason, str) and reason == "stop":
             text += stop_reason
         return Piece(self.index, text, self._logprobs_of(delta, taken), reason, stop_reason)
+
+    def _take(self, ids: Sequence[int], taken: int) -> None:
+        self.tokens += taken
+        self.token_ids += ids[:taken]
 
     def _logprobs_of(self, delta: Delta, taken: int) -> tuple[TokenLogprob, ...]:
         if not self._logprobs or len(delta.logprobs) != len(delta.token_ids):

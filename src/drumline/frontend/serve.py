@@ -25,8 +25,10 @@ _LAST_WORDS_S = 2
 
 
 def listen(server: ServerConfig) -> socket.socket:
-    """Return a socket bound to the configured address, which takes no connections yet.
+    """Return a socket that listens on the configured address.
 
+    It listens from the start, so that no other server can take the port while the model
+    loads; whoever connects early waits until connections are answered.
     Raises ConfigError naming `--port` or `--host` when it cannot be bound.
     """
     address = f"{server.host}:{server.port}"
@@ -41,6 +43,7 @@ def listen(server: ServerConfig) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(resolved)
+        listener.listen(_BACKLOG)
     except OSError as error:
         listener.close()
         reason = f"cannot bind {address}: {error.strerror}"
@@ -74,7 +77,6 @@ async def serve(
     server = _Server(create_app(service), listener)
     await server.start()
     ready(url_of(listener))
-    log.info("HTTP on %s", url_of(listener))
     try:
         await stop.wait()
         await _drain(service, drain_timeout_s)

@@ -1,4 +1,4 @@
-"""`LLM` and `AsyncLLM`: an engine owned by a Python program.
+"""An engine owned by a Python program: `LLM`, and `AsyncLLM` for asyncio.
 
-It knows no HTTP.
+It knows nothing of HTTP.
 """

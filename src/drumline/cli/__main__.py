@@ -1,0 +1,121 @@
+"""The command `drumline`: find the verb, read its flags, run it, turn errors into exit codes.
+
+Only the verb's own module is imported, once its flags are known to be right:
+start-up time is what an operator feels first.
+"""
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+from msgspec import Struct
+
+from drumline.cli.flags import assemble, read_arguments, variable_of
+from drumline.cli.verbs import Chat, Generate, Serve
+from drumline.contract.startup import EXIT_FAILED, EXIT_OPERATOR
+from drumline.core.errors import ConfigError, DrumlineError
+from drumline.core.settings import settings_of
+from drumline.core.version import VERSION
+
+_VERBS: dict[str, tuple[type[Struct], str]] = {
+    "serve": (Serve, "[MODEL]"),
+    "generate": (Generate, "PROMPT|-"),
+    "chat": (Chat, "[MODEL]"),
+}
+_PLAIN = {
+    "env": "print what a bug report needs to know of this machine",
+    "version": "print the version",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line `argv`; return the exit status."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _run(words)
+    except ConfigError as error:
+        print(f"drumline: {error}", file=sys.stderr)
+        return EXIT_OPERATOR
+    except DrumlineError as error:
+        print(f"drumline: {error}", file=sys.stderr)
+        return EXIT_FAILED
+    except KeyboardInterrupt:
+        return 130
+
+
+def _run(words: list[str]) -> int:
+    if not words:
+        print(_overview(), file=sys.stderr)
+        return EXIT_OPERATOR
+    verb, rest = words[0], words[1:]
+    if verb in ("-h", "--help", "help"):
+        print(_overview())
+        return 0
+    if verb in ("version", "--version", "-V"):
+        print(f"drumline {VERSION}")
+        return 0
+    if verb == "env":
+        from drumline.cli.env import show_environment  # noqa: PLC0415
+
+        show_environment()
+        return 0
+    if verb not in _VERBS:
+        raise ConfigError(verb, f"no such verb; there are {', '.join([*_VERBS, *_PLAIN])}")
+    command, positional = _VERBS[verb]
+    flags = settings_of(command)
+    if "-h" in rest or "--help" in rest:
+        from drumline.cli.help import usage  # noqa: PLC0415
+
+        print(usage(verb, (command.__doc__ or "").strip(), positional, flags))
+        return 0
+    arguments = read_arguments(flags, rest)
+    for note in arguments.notes:
+        print(f"drumline: note: {note}", file=sys.stderr)
+    prompts = arguments.positionals
+    if command is not Generate:
+        model = _model_named(prompts)
+        if model is not None:
+            place = next(flag.place for flag in flags if flag.field == "model")
+            if place in arguments.said:
+                raise ConfigError("MODEL", f"{model!r} is named beside --model; name one")
+            arguments.said[place] = model
+        prompts = []
+    others = {variable_of(flag) for kind, _ in _VERBS.values() for flag in settings_of(kind)}
+    choices = assemble(command, flags, arguments, os.environ, others)
+    return _verb(choices, prompts)()
+
+
+def _model_named(positionals: list[str]) -> str | None:
+    if len(positionals) > 1:
+        raise ConfigError("MODEL", f"one model is served, these are {len(positionals)} words")
+    return positionals[0] if positionals else None
+
+
+def _verb(choices: Struct, prompts: list[str]) -> Callable[[], int]:
+    """Return the verb that runs `choices`, importing no other."""
+    match choices:
+        case Serve():
+            from drumline.cli.serve import serve  # noqa: PLC0415
+
+            return lambda: serve(choices)
+        case Generate():
+            from drumline.cli.generate import generate  # noqa: PLC0415
+
+            return lambda: generate(choices, prompts)
+        case Chat():
+            from drumline.cli.chat import chat  # noqa: PLC0415
+
+            return lambda: chat(choices)
+        case _:
+            raise TypeError(type(choices).__name__)
+
+
+def _overview() -> str:
+    lines = ["usage: drumline VERB …", ""]
+    about = {verb: (kind.__doc__ or "").strip() for verb, (kind, _) in _VERBS.items()} | _PLAIN
+    lines += [f"  {verb:<10}{text}" for verb, text in about.items()]
+    return "\n".join([*lines, "", "`drumline VERB --help` lists a verb's flags."])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,74 @@
+"""Flags of other engines that drumline does not take, and what to say instead.
+
+Spellings that mean the same here are aliases of a field, in `core.config`; this is
+about the rest.
+"""
+
+_ONE_RANK = "an engine is one rank in this version"
+_CHECKPOINT = "leave it out, the checkpoint says it"
+
+EQUIVALENTS: dict[str, str] = {
+    # vLLM
+    "--num-gpu-blocks-override": "set the pool in tokens with --max-total-tokens",
+    "--tensor-parallel-size": _ONE_RANK,
+    "-tp": _ONE_RANK,
+    "--data-parallel-size": _ONE_RANK,
+    "-dp": _ONE_RANK,
+    "--pipeline-parallel-size": _ONE_RANK,
+    "-pp": _ONE_RANK,
+    "--enable-expert-parallel": _ONE_RANK,
+    "--uvicorn-log-level": "use --log-level",
+    "--load-format": _CHECKPOINT,
+    "--quantization": _CHECKPOINT,
+    "-q": _CHECKPOINT,
+    "--tokenizer": "the tokenizer is the checkpoint's own",
+    "--tokenizer-mode": "the tokenizer is the checkpoint's own",
+    "--swap-space": "there is no host cache tier in this version",
+    "--cpu-offload-gb": "there is no host cache tier in this version",
+    "--kv-offloading-size": "there is no host cache tier in this version",
+    "--max-num-queued-reqs": "the queue has no limit in this version",
+    "--generation-config": _CHECKPOINT,
+    # SGLang
+    "--tp": _ONE_RANK,
+    "--tp-size": _ONE_RANK,
+    "--dp-size": _ONE_RANK,
+    "--ep-size": _ONE_RANK,
+    "--pp-size": _ONE_RANK,
+    "--tokenizer-path": "the tokenizer is the checkpoint's own",
+    "--max-queued-requests": "the queue has no limit in this version",
+    "--max-prefill-tokens": "use --chunked-prefill-size",
+    "--device": "the device is found by itself",
+    "--watchdog-timeout": "use --startup-timeout for the start-up",
+    # TokenSpeed
+    "--attn-tp-size": _ONE_RANK,
+    "--world-size": _ONE_RANK,
+    "--control-port": "leave it out, there is one port: --port",
+    "--gateway-startup-timeout": "use --startup-timeout",
+    "--kvstore-ratio": "there is no host cache tier in this version",
+    "--kvstore-size": "there is no host cache tier in this version",
+    "--ext-yaml": "use --config with a TOML file",
+    # llama.cpp
+    "-m": "use --model",
+    "-c": "use --max-model-len",
+    "--ctx-size": "use --max-model-len",
+    "-n": "use --max-tokens",
+    "--n-predict": "use --max-tokens",
+    "-np": "use --max-num-seqs",
+    "--parallel": "use --max-num-seqs",
+    "-b": "use --chunked-prefill-size",
+    "--batch-size": "use --chunked-prefill-size",
+    "--threads": "set the variable OMP_NUM_THREADS",
+    "-t": "set the variable OMP_NUM_THREADS",
+    "--temp": "use --temperature",
+    "--alias": "use --served-model-name",
+    "-p": "give the prompt without a flag",
+    "--prompt": "give the prompt without a flag",
+}
+
+IGNORED: dict[str, str] = {
+    "--enable-metrics": "metrics are always on, see /metrics",
+    "--enforce-eager": "there are no graphs to capture on a CPU",
+    "--enable-chunked-prefill": "prompts are always prefilled in chunks",
+    "--disable-kvstore": "there is no host cache tier to disable",
+}
+"""Switches that ask for what is so anyway: taken, with a note."""

@@ -1,0 +1,3 @@
+"""Which drumline this is."""
+
+VERSION = "0.1.0"

@@ -1,0 +1,89 @@
+"""One engine as its owner sees it: the rank processes, and the client's link to them.
+
+Whoever owns one (the server, or a Python program) starts it, speaks with it through a
+frontend `Service`, and stops it. It knows no HTTP.
+"""
+
+import asyncio
+import logging
+
+from msgspec.structs import replace
+
+from drumline.client.engine_client import EngineClient
+from drumline.core.config import Config, LogLevel
+from drumline.core.errors import DrumlineError, PeerError
+from drumline.core.model_files import ModelFiles, find_model
+from drumline.frontend.service import Service
+from drumline.frontend.text.load import load_tokenizer
+from drumline.launcher.ranks import OnStep, Ranks
+from drumline.wire.handshake import Registration
+
+_log = logging.getLogger(__name__)
+
+_REGISTRATION_S = 10.0
+_EPITAPH_S = 2.0
+
+
+class Engine:
+    """An engine of one rank.
+
+    Thread: one event loop's, which must outlive the engine.
+    """
+
+    def __init__(self, config: Config, *, quiet: bool, on_step: OnStep | None = None) -> None:
+        """Find the model and settle what the operator left open; start nothing.
+
+        Raises ConfigError when there is no such model.
+        """
+        self.files: ModelFiles = find_model(config.model.model)
+        self.config: Config = _settled(config, self.files, quiet=quiet)
+        self.client = EngineClient()
+        self.ranks = Ranks(on_step=on_step)
+
+    async def service(self) -> Service:
+        """Start the engine and wait until it serves; return what speaks text with it.
+
+        The tokenizer loads while the ranks do. Raises ConfigError when the operator can
+        mend what was met, PeerError when the engine failed or took longer than
+        `--startup-timeout`.
+        """
+        self.ranks.start(self.config, await self.client.bind())
+        tokenizer, registration = await asyncio.gather(
+            asyncio.to_thread(load_tokenizer, self.files), self._registered()
+        )
+        names = self.config.model.served_model_name
+        return Service(self.config.server, names, self.client, registration, tokenizer)
+
+    async def _registered(self) -> Registration:
+        for ready in await self.ranks.ready(self.config.process.startup_timeout):
+            _log.info("%s", ready.summary)
+        return await self.client.ready(_REGISTRATION_S)
+
+    async def lost(self) -> DrumlineError:
+        """Wait until the engine ends by itself; return the error that says how."""
+        gone = asyncio.create_task(self.ranks.lost())
+        closed = asyncio.create_task(self.client.closed.wait())
+        try:
+            await asyncio.wait((gone, closed), return_when=asyncio.FIRST_COMPLETED)
+            # A link that ends is most often a rank that dies; its own story says more.
+            await asyncio.wait((gone,), timeout=_EPITAPH_S)
+            return gone.result() if gone.done() else PeerError("the engine closed its link")
+        finally:
+            gone.cancel()
+            closed.cancel()
+
+    async def stop(self, grace_s: float = 5.0) -> None:
+        """Stop the ranks, killing them after `grace_s`, and close the link."""
+        await self.ranks.stop(grace_s)
+        await self.client.close()
+
+
+def _settled(config: Config, files: ModelFiles, *, quiet: bool) -> Config:
+    """Return `config` with the model as a path, a served name and a log level."""
+    names = config.model.served_model_name or (files.name,)
+    level = config.process.log_level or (LogLevel.WARNING if quiet else LogLevel.INFO)
+    return replace(
+        config,
+        model=replace(config.model, model=str(files.path), served_model_name=names),
+        process=replace(config.process, log_level=level),
+    )

@@ -1,0 +1,244 @@
+"""The rank processes of one engine: started together, watched together, stopped once.
+
+It starts them by command, never by import, and knows of what they do only what
+they report (`contract.startup`). A rank holds its report pipe open until it ends,
+so the pipe's end is how its death is noticed; a rank's standard input stays open
+until this process ends, so a launcher that is killed takes its ranks with it.
+
+Thread: everything here belongs to the event loop's thread. Ranks die with the
+thread that started them, so it must outlive them.
+"""
+
+import asyncio
+import contextlib
+import logging
+import math
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from drumline.contract.startup import (
+    EXIT_OPERATOR,
+    Failed,
+    RankSettings,
+    Ready,
+    Report,
+    Step,
+    decode_report,
+    encode_settings,
+)
+from drumline.core.config import Config
+from drumline.core.errors import ConfigError, DrumlineError, PeerError
+
+log = logging.getLogger(__name__)
+
+RANK_COMMAND = (sys.executable, "-m", "drumline.rank")
+
+_READ_BYTES = 65536
+_REAP_S = 1.0
+_POLL_S = 0.02
+
+OnStep = Callable[[int, str], None]
+
+
+class _Rank:
+    """One child, its report pipe, and how far it said it came."""
+
+    __slots__ = ("closed", "failed", "index", "process", "ready", "report_fd", "step", "unread")
+
+    def __init__(self, index: int, process: subprocess.Popen[bytes], report_fd: int) -> None:
+        self.index = index
+        self.process = process
+        self.report_fd = report_fd
+        self.step = "launch"
+        self.ready: Ready | None = None
+        self.failed: Failed | None = None
+        self.unread = b""
+        self.closed = False
+
+    def epitaph(self) -> DrumlineError:
+        """Return the error that says how this rank ended."""
+        name = f"rank {self.index}"
+        if self.failed is not None:
+            failed = self.failed
+            if failed.exit_code == EXIT_OPERATOR and self.ready is None:
+                return ConfigError(failed.setting, failed.reason)
+            return PeerError(f"{name} failed at {failed.step!r}: {failed.reason}")
+        code = self.process.poll()
+        if code is None:
+            how = "closed its report pipe and hangs"
+        elif code < 0:
+            how = f"was killed by {signal.Signals(-code).name}"
+        else:
+            how = f"ended with status {code}"
+        where = "while serving" if self.ready else f"at {self.step!r}"
+        return PeerError(f"{name} {how} {where}; its log is above")
+
+
+class Ranks:
+    """An engine's rank processes."""
+
+    def __init__(
+        self, command: Sequence[str] = RANK_COMMAND, on_step: OnStep | None = None
+    ) -> None:
+        self._command = command
+        self._on_step = on_step
+        self._ranks: list[_Rank] = []
+        self._changed = asyncio.Event()
+        self._stopping: asyncio.Task[None] | None = None
+
+    @property
+    def pids(self) -> list[int]:
+        return [rank.process.pid for rank in self._ranks]
+
+    def start(self, config: Config, handshake: str, *, count: int = 1) -> None:
+        """Start `count` ranks that dial `handshake`, without waiting for any."""
+        for index in range(count):
+            self._ranks.append(self._launched(config, handshake, index))
+
+    def _launched(self, config: Config, handshake: str, index: int) -> _Rank:
+        read_fd, write_fd = os.pipe()
+        os.set_blocking(read_fd, False)
+        try:
+            # A session of its own: the terminal's Ctrl-C reaches the launcher alone,
+            # which then lets the requests finish.
+            process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.PIPE,
+                pass_fds=(write_fd,),
+                start_new_session=True,
+            )
+        except OSError:
+            os.close(read_fd)
+            raise
+        finally:
+            os.close(write_fd)
+        rank = _Rank(index, process, read_fd)
+        settings = RankSettings(
+            config=config,
+            handshake=handshake,
+            engine_index=index,
+            rank=index,
+            report_fd=write_fd,
+            launcher_pid=os.getpid(),
+        )
+        assert process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it died; its pipe's end says so
+            process.stdin.write(encode_settings(settings))
+            process.stdin.flush()
+        asyncio.get_running_loop().add_reader(read_fd, self._read, rank)
+        return rank
+
+    def _read(self, rank: _Rank) -> None:
+        try:
+            data = os.read(rank.report_fd, _READ_BYTES)
+        except BlockingIOError:
+            return
+        if not data:
+            asyncio.get_running_loop().remove_reader(rank.report_fd)
+            os.close(rank.report_fd)
+            rank.closed = True
+            self._changed.set()
+            return
+        *lines, rank.unread = (rank.unread + data).split(b"\n")
+        for line in lines:
+            try:
+                self._note(rank, decode_report(line))
+            except msgspec.DecodeError as error:
+                log.error("rank %d reported what is no report: %s", rank.index, error)
+
+    def _note(self, rank: _Rank, report: Report) -> None:
+        match report:
+            case Step():
+                rank.step = report.name
+                if self._on_step is not None:
+                    self._on_step(rank.index, report.name)
+            case Ready():
+                rank.ready = report
+            case Failed():
+                rank.failed = report
+        self._changed.set()
+
+    async def ready(self, timeout_s: float) -> list[Ready]:
+        """Wait until every rank serves; return what they say of themselves.
+
+        Stops nothing. Raises ConfigError when the operator can mend what a rank met,
+        PeerError when a rank ended or is not ready after `timeout_s`.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._all_ready()
+        except TimeoutError:
+            late = next(rank for rank in self._ranks if rank.ready is None)
+            raise PeerError(
+                f"rank {late.index} is not ready after {timeout_s:g} s, it is at {late.step!r}; "
+                "raise --startup-timeout if it only needs longer"
+            ) from None
+
+    async def _all_ready(self) -> list[Ready]:
+        while True:
+            # A rank's end counts even after its own report: others may wait for it.
+            for rank in self._ranks:
+                if rank.closed or rank.failed is not None:
+                    raise await self._ended(rank)
+            ready = [rank.ready for rank in self._ranks if rank.ready is not None]
+            if len(ready) == len(self._ranks):
+                return ready
+            self._changed.clear()
+            await self._changed.wait()
+
+    async def lost(self) -> DrumlineError:
+        """Wait until any rank ends by itself; return the error that says how."""
+        while True:
+            for rank in self._ranks:
+                if rank.closed:
+                    return await self._ended(rank)
+            self._changed.clear()
+            await self._changed.wait()
+
+    async def _ended(self, rank: _Rank) -> DrumlineError:
+        """Give a rank whose pipe ended a moment to be reaped, for the sake of its status."""
+        await _exited([rank], _REAP_S)
+        return rank.epitaph()
+
+    async def stop(self, grace_s: float = 5.0) -> None:
+        """Stop every rank: ask, wait `grace_s`, kill. Further calls await the first one's end."""
+        if self._stopping is None:
+            self._stopping = asyncio.create_task(self._stop(grace_s))
+        await asyncio.shield(self._stopping)
+
+    async def _stop(self, grace_s: float) -> None:
+        for rank in self._ranks:
+            if rank.process.poll() is None:
+                rank.process.terminate()
+        await _exited(self._ranks, grace_s)
+        self.kill()
+        await _exited(self._ranks, _REAP_S)
+        loop = asyncio.get_running_loop()
+        for rank in self._ranks:
+            if rank.process.stdin is not None:
+                rank.process.stdin.close()
+            if not rank.closed:
+                loop.remove_reader(rank.report_fd)
+                os.close(rank.report_fd)
+                rank.closed = True
+
+    def kill(self) -> None:
+        """Kill what is left of every rank and of what it started, at once."""
+        for rank in self._ranks:
+            if rank.process.poll() is None:
+                log.warning("killing rank %d (pid %d)", rank.index, rank.process.pid)
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(rank.process.pid, signal.SIGKILL)
+
+
+async def _exited(ranks: Sequence[_Rank], timeout_s: float) -> None:
+    """Wait until all of `ranks` are reaped, at most `timeout_s`."""
+    for _ in range(math.ceil(timeout_s / _POLL_S)):
+        if all(rank.process.poll() is not None for rank in ranks):
+            return
+        await asyncio.sleep(_POLL_S)

@@ -1,0 +1,57 @@
+"""`python -m drumline.rank`: one rank's process, from settings to exit status.
+
+It ends without finalizing the interpreter: a thread that hangs in a library must not
+keep a rank alive that its launcher believes dead.
+"""
+
+import logging
+import os
+import sys
+import threading
+
+import setproctitle
+
+from drumline.contract.startup import EXIT_FAILED, EXIT_OPERATOR
+from drumline.core.config import LogLevel
+from drumline.core.errors import ConfigError
+from drumline.core.log import configure
+from drumline.rank.lifeline import Reports, die_with, read_settings, watch_launcher
+
+_log = logging.getLogger("drumline.rank")
+
+
+def main() -> int:
+    """Run one rank until it is told to stop; return the exit status."""
+    try:
+        settings = read_settings()
+    except ConfigError as error:
+        sys.stderr.write(f"drumline.rank: {error}\n")
+        return EXIT_OPERATOR
+    setproctitle.setproctitle(f"drumline::rank{settings.rank}")
+    die_with(settings.launcher_pid)
+    stop = threading.Event()
+    watch_launcher(stop.set)
+    level = settings.config.process.log_level or LogLevel.INFO
+    configure(f"rank{settings.rank}", level)
+    reports = Reports(settings.report_fd)
+    try:
+        reports.begin("imports")
+        # Seconds of torch: by now the launcher knows of us, and we die with it.
+        from drumline.rank.wiring import serve  # noqa: PLC0415
+
+        serve(settings, reports, stop)
+    except ConfigError as error:
+        _log.debug("refused to start", exc_info=True)
+        reports.failed(error, EXIT_OPERATOR)
+        return EXIT_OPERATOR
+    except BaseException as error:
+        _log.critical("the rank stops at %r", reports.step, exc_info=True)
+        reports.failed(error, EXIT_FAILED)
+        return EXIT_FAILED
+    return 0
+
+
+if __name__ == "__main__":
+    status = main()
+    logging.shutdown()
+    os._exit(status)

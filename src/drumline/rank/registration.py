@@ -1,0 +1,34 @@
+"""What a rank tells its frontend about itself."""
+
+from typing import Literal, cast
+
+from drumline.contract.specs import DeviceSpecs
+from drumline.core.config import Config
+from drumline.core.version import VERSION
+from drumline.wire.handshake import Registration
+from drumline.wire.output import BatchTokenIDOutSlim, ControlReplySlim
+from drumline.wire.request import TokenizedGenerateReqInput
+from drumline.wire.sampling import SamplingParams
+
+_POSITIONAL = (BatchTokenIDOutSlim, ControlReplySlim, TokenizedGenerateReqInput, SamplingParams)
+
+
+def registration_of(specs: DeviceSpecs, config: Config, max_request_tokens: int) -> Registration:
+    """Return the registration of an engine of one rank.
+
+    `max_request_tokens` is the longest request, answer included, that the KV pool holds
+    when it runs alone.
+    """
+    return Registration(
+        max_model_len=specs.model.max_model_len,
+        num_gpu_blocks=specs.num_pages - 1,
+        prefix_granularity=specs.prefix_granularity,
+        dtype=cast("Literal['float16', 'bfloat16', 'float32']", specs.model.dtype),
+        vllm_version=f"tokenspeed-{VERSION}",
+        max_num_seqs=specs.max_rows,
+        max_num_batched_tokens=config.schedule.chunked_prefill_size,
+        instance_id=specs.model.name,
+        kv_cache_size_tokens=max_request_tokens,
+        request_types=["add", "abort", "control"],
+        positional_layouts={kind.__name__: list(kind.__struct_fields__) for kind in _POSITIONAL},
+    )

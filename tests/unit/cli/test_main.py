@@ -1,0 +1,52 @@
+"""The command's verbs, errors and exit codes, before anything is started."""
+
+import pytest
+
+from drumline.cli.__main__ import main
+from drumline.core.version import VERSION
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(monkeypatch):
+    for verb in ("PORT", "MODEL"):
+        monkeypatch.delenv(f"DRUMLINE_{verb}", raising=False)
+
+
+def test_no_verb_shows_what_there_is_and_fails(capsys):
+    assert main([]) == 2
+    assert "drumline VERB" in capsys.readouterr().err
+
+
+def test_version_is_the_packages(capsys):
+    assert main(["version"]) == 0
+    assert capsys.readouterr().out == f"drumline {VERSION}\n"
+
+
+def test_env_names_versions_and_machine(capsys):
+    assert main(["env"]) == 0
+    out = capsys.readouterr().out
+    assert f"drumline {VERSION}" in out
+    assert "msgspec 0" in out
+
+
+@pytest.mark.parametrize("verb", ["serve", "generate", "chat"])
+def test_help_of_a_verb_lists_its_flags(verb, capsys):
+    assert main([verb, "--help"]) == 0
+    assert "--max-model-len" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("argv", "told"),
+    [
+        (["sevre"], "sevre: no such verb"),
+        (["serve", "a", "b"], "MODEL: one model is served"),
+        (["serve", "a", "--model", "b"], "MODEL: 'a' is named beside --model"),
+        (["serve", "--prot", "1"], "--prot: unknown flag; did you mean --port?"),
+        (["generate", "Hi", "--port", "1"], "--port: unknown flag"),
+    ],
+)
+def test_what_the_operator_got_wrong_is_one_line_and_status_2(argv, told, capsys):
+    assert main(argv) == 2
+    err = capsys.readouterr().err
+    assert told in err
+    assert err.count("\n") == 1

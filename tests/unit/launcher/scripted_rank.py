@@ -1,0 +1,52 @@
+"""A stand-in for a rank's process: it speaks the launcher's side channel and obeys a script.
+
+Each argument is a step: `step:NAME`, `ready`, `fail:CODE:SETTING:REASON`, `exit:CODE`,
+`kill`, `silent` (close the pipe), `deaf` (ignore SIGTERM), `sleep:S`, `serve`,
+and `ready-if:RANK`, `serve-if:RANK`.
+"""
+
+import os
+import signal
+import sys
+import threading
+import time
+
+from drumline.contract.startup import Failed, Ready, Step, encode_report
+from drumline.rank.lifeline import read_settings, watch_launcher
+
+settings = read_settings()
+stop = threading.Event()
+signal.signal(signal.SIGTERM, lambda *_: stop.set())
+watch_launcher(stop.set)
+
+
+def report(message):
+    os.write(settings.report_fd, encode_report(message))
+
+
+for word in sys.argv[1:]:
+    verb, _, rest = word.partition(":")
+    match verb:
+        case "step":
+            report(Step(rest))
+        case "ready":
+            report(Ready(f"rank {settings.rank} of {settings.handshake}"))
+        case "ready-if" if settings.rank == int(rest):
+            report(Ready(""))
+        case "serve-if" if settings.rank == int(rest):
+            stop.wait(30)
+        case "fail":
+            code, setting, reason = rest.split(":")
+            report(Failed("weights", reason, int(code), setting))
+        case "exit":
+            os._exit(int(rest))
+        case "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "silent":
+            os.close(settings.report_fd)
+        case "deaf":
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        case "sleep":
+            time.sleep(float(rest))
+        case "serve":
+            stop.wait(30)

@@ -1,0 +1,159 @@
+"""The launcher's view of its ranks, with scripted processes in their place."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from drumline.core.config import Config
+from drumline.core.errors import ConfigError, PeerError
+from drumline.launcher.ranks import Ranks
+
+SCRIPT = Path(__file__).with_name("scripted_rank.py")
+
+
+def scripted(*steps: str, on_step=None) -> Ranks:
+    return Ranks((sys.executable, str(SCRIPT), *steps), on_step)
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; one that is dead but not reaped does not."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+async def started(ranks: Ranks, count: int = 1):
+    ranks.start(Config(), "tcp://127.0.0.1:1", count=count)
+    return await ranks.ready(10)
+
+
+async def refused(*steps: str, timeout_s: float = 10) -> Exception:
+    ranks = scripted(*steps)
+    ranks.start(Config(), "tcp://127.0.0.1:1")
+    try:
+        with pytest.raises((ConfigError, PeerError)) as caught:
+            await ranks.ready(timeout_s)
+    finally:
+        await ranks.stop(1)
+    assert not any(map(alive, ranks.pids))
+    return caught.value
+
+
+def test_ranks_start_together_and_say_what_they_are():
+    async def run():
+        steps = []
+        ranks = scripted(
+            "step:weights", "ready", "serve", on_step=lambda rank, step: steps.append((rank, step))
+        )
+        ready = await started(ranks, count=2)
+        assert [one.summary for one in ready] == [
+            "rank 0 of tcp://127.0.0.1:1",
+            "rank 1 of tcp://127.0.0.1:1",
+        ]
+        assert sorted(steps) == [(0, "weights"), (1, "weights")]
+        await asyncio.gather(ranks.stop(), ranks.stop())
+        assert not any(map(alive, ranks.pids))
+
+    asyncio.run(run())
+
+
+def test_what_the_operator_can_mend_is_a_config_error():
+    error = asyncio.run(refused("fail:2:--model:no such file", "exit:2"))
+    assert isinstance(error, ConfigError)
+    assert str(error) == "--model: no such file"
+
+
+def test_a_failure_names_rank_step_and_reason():
+    error = asyncio.run(refused("fail:1::out of memory", "exit:1"))
+    assert str(error) == "rank 0 failed at 'weights': out of memory"
+
+
+def test_a_silent_death_names_the_step_and_the_status():
+    error = asyncio.run(refused("step:weights", "exit:3"))
+    assert "rank 0 ended with status 3 at 'weights'" in str(error)
+
+
+def test_a_kill_names_the_signal():
+    error = asyncio.run(refused("step:weights", "kill"))
+    assert "rank 0 was killed by SIGKILL at 'weights'" in str(error)
+
+
+def test_start_up_is_bounded_and_names_where_it_stood():
+    error = asyncio.run(refused("step:weights", "serve", timeout_s=1.5))
+    assert "rank 0 is not ready after 1.5 s, it is at 'weights'" in str(error)
+
+
+def test_a_rank_that_ends_after_its_own_report_fails_the_start_of_the_others():
+    async def run():
+        ranks = scripted("ready-if:0", "serve-if:1")
+        ranks.start(Config(), "tcp://127.0.0.1:1", count=2)
+        with pytest.raises(PeerError, match="rank 0 ended with status 0 while serving"):
+            await ranks.ready(10)
+        await ranks.stop(1)
+
+    asyncio.run(run())
+
+
+def test_a_death_while_serving_is_noticed_at_once():
+    async def run():
+        ranks = scripted("ready", "serve")
+        await started(ranks)
+        lost = asyncio.create_task(ranks.lost())
+        await asyncio.sleep(0)
+        os.kill(ranks.pids[0], signal.SIGKILL)
+        error = await asyncio.wait_for(lost, 2)
+        assert "was killed by SIGKILL while serving" in str(error)
+        await ranks.stop(1)
+
+    asyncio.run(run())
+
+
+def test_a_rank_that_does_not_stop_is_killed():
+    async def run():
+        ranks = scripted("deaf", "ready", "sleep:30")
+        await started(ranks)
+        began = time.perf_counter()
+        await ranks.stop(0.3)
+        assert time.perf_counter() - began < 2
+        assert not any(map(alive, ranks.pids))
+
+    asyncio.run(run())
+
+
+PARENT = """
+import asyncio, sys, time
+from drumline.core.config import Config
+from drumline.launcher.ranks import Ranks
+
+async def run():
+    ranks = Ranks((sys.executable, *sys.argv[1:]))
+    ranks.start(Config(), "tcp://127.0.0.1:1")
+    await ranks.ready(10)
+    print(ranks.pids[0], flush=True)
+    await asyncio.sleep(30)
+
+asyncio.run(run())
+"""
+
+
+@pytest.mark.parametrize("steps", [("ready", "serve"), ("deaf", "ready", "sleep:30")])
+def test_a_killed_launcher_takes_its_ranks_with_it(steps):
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, str(SCRIPT), *steps], stdout=subprocess.PIPE, text=True
+    )
+    with parent:
+        pid = int(parent.stdout.readline())
+        assert alive(pid)
+        parent.kill()
+    deadline = time.perf_counter() + 2
+    while alive(pid) and time.perf_counter() < deadline:
+        time.sleep(0.02)
+    assert not alive(pid)
