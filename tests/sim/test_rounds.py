@@ -164,3 +164,26 @@ def test_a_pool_that_is_too_small_for_all_still_answers_all(depth):
     sim.run_until_idle()
     check_answers(sim, asked)
     sim.check_drained()
+
+
+def test_a_pool_that_runs_out_ends_the_newest_request_with_numbers_and_spares_the_other():
+    # Budgets are reserved up to 4096 tokens; what goes beyond may not be there.
+    specs = small_specs(
+        num_pages=131,
+        block_tokens=64,
+        prefix_granularity=64,
+        max_model_len=8320,
+        max_scheduled_tokens=64,
+    )
+    sim = Simulation(specs, depth=1, lag=lambda: 2)
+    for n, rid in enumerate(("old", "new")):
+        sim.submit(rid, [n + 1] * 8, seed=n, ignore_eos=True, stream=False)
+    sim.run_until_idle(limit=9_000)
+    new, old = sim.answer("new"), sim.answer("old")
+    assert (new.finished, new.details["status_code"]) == ("abort", 503)
+    assert new.details["message"].startswith("out_of_pages: ")
+    assert any(word.isdigit() for word in new.details["message"].split())
+    ids, reason = expected([1] * 8, limit=sim.scheduler.max_request_tokens - 8, stops=())
+    assert (old.ids, old.finished) == (ids, reason)
+    assert new.ids == expected([2] * 8, limit=len(new.ids), seed=1, stops=())[0]
+    sim.check_drained()

@@ -38,7 +38,6 @@ from drumline.control.requests import (
     Reason,
     Refusal,
 )
-from drumline.core.errors import InvariantError
 from drumline.scheduler.events import Tick
 from drumline.scheduler.scheduler import Scheduler
 
@@ -133,13 +132,13 @@ class EventLoop:
     def run(self, stop: StopRequest) -> None:
         """Run rounds until the ranks agreed to stop.
 
-        Collective: every rank runs the same rounds. Raises InvariantError, with the last
-        rounds' record, and PeerError.
+        Collective: every rank runs the same rounds. What a round raises ends the run, with
+        the last rounds' record as its note.
         """
         try:
             while not self.round(stop.is_set()):
                 pass
-        except InvariantError as error:
+        except Exception as error:
             error.add_note(self.story())
             raise
 
