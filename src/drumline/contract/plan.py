@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from drumline.contract.arrays import NO_INTS, IntArray, decode_array, encode_array
+from drumline.contract.cache import CacheOp
 
 
 class Bound(Struct, frozen=True):
@@ -96,8 +97,12 @@ class PlanAbort(Struct, frozen=True):
 
 
 class Plan(Struct, frozen=True, kw_only=True, eq=False):
-    """One round's decisions. The data plane carries its parts out in a fixed order:
-    copies, zeroes, patches and bindings, then the batch."""
+    """One round's decisions.
+
+    The data plane carries its parts out in this order, which same-round reuse of blocks
+    relies on: the cache operations toward the host, copies, zeroes, the cache operations
+    toward the device, patches and bindings, then the batch.
+    """
 
     round: int
     batch: Batch | None = None
@@ -106,11 +111,14 @@ class Plan(Struct, frozen=True, kw_only=True, eq=False):
     zeroes: tuple[PageZeroes, ...] = ()
     copies: tuple[PageCopies, ...] = ()
     aborts: tuple[PlanAbort, ...] = ()
+    cache_ops: tuple[CacheOp, ...] = ()
 
     @property
     def needs_device(self) -> bool:
         """Whether the data plane must see this plan at all."""
-        return bool(self.batch or self.bound or self.patches or self.zeroes or self.copies)
+        return bool(
+            self.batch or self.bound or self.patches or self.zeroes or self.copies or self.cache_ops
+        )
 
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=encode_array)
