@@ -196,6 +196,14 @@ async def test_parameters_reach_the_engine(embedded):
 
 
 @run
+async def test_numbers_that_no_wire_holds_are_brought_into_its_range(embedded):
+    async with served(embedded) as it:
+        assert (await it.chat(top_k=10**30, seed=10**30)).status_code == 200
+        sent = it.fake.requests[0].sampling_params
+        assert (sent.top_k, sent.seed) == (embedded.vocab_size, 10**30 % 2**63)
+
+
+@run
 async def test_an_answer_without_a_length_may_fill_the_context_and_the_pool(embedded):
     async with served(embedded) as it:
         await it.chat(temperature=0)

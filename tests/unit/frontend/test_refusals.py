@@ -6,7 +6,6 @@ import json
 import socket
 
 import httpx
-import pytest
 from tests.fakes.http import CHAT, run, served, until
 
 from drumline.core.config import ServerConfig
@@ -49,6 +48,9 @@ BAD_CHATS = [
     ({"n": 129}, "n", "integer_above_max_value"),
     ({"best_of": 3}, "best_of", "unsupported_parameter"),
     ({"max_tokens": 0}, "max_tokens", "integer_below_min_value"),
+    ({"max_tokens": 10**400}, "max_tokens", "integer_above_max_value"),
+    ({"n": 10**400}, "n", "integer_above_max_value"),
+    ({"stop_token_ids": [10**30]}, "stop_token_ids", "invalid_token_id"),
     ({"max_tokens": 2048}, "max_tokens", "context_length_exceeded"),
     ({"max_completion_tokens": 2048}, "max_completion_tokens", "context_length_exceeded"),
     ({"max_tokens": 4, "min_tokens": 5}, "min_tokens", "integer_above_max_value"),
@@ -116,7 +118,14 @@ async def test_bad_requests_name_what_is_wrong(embedded):
 @run
 async def test_what_is_no_json_object_is_refused(embedded):
     async with served(embedded) as it:
-        for body in (b"", b"{", b"\xff", json.dumps(CHAT).encode() + b" {}", b'{"messages": [NaN'):
+        for body in (
+            b"",
+            b"{",
+            b"\xff",
+            json.dumps(CHAT).encode() + b" {}",
+            b'{"messages": [NaN',
+            rb'{"messages": [{"role": "user", "content": "\ud800"}]}',
+        ):
             response = await it.http.post("/v1/chat/completions", content=body)
             check(response, 400, None, "invalid_json")
         for body in (b"[1]", b"7", b"[" * 100_000):
@@ -193,23 +202,25 @@ async def test_a_request_id_comes_back_and_may_not_be_in_use(embedded):
             check(response, 400, "X-Request-Id", "invalid_request_id")
 
 
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(
-    ("details", "status"),
-    [
-        ({"status_code": 400, "message": "no such room"}, 400),
-        ({"status_code": 429, "message": "queue full"}, 429),
-        ({"status_code": 503, "message": "paused"}, 503),
-        ({"status_code": 599, "message": "odd"}, 500),
-        ({"err_type": 523, "message": "not finite"}, 500),
-    ],
-)
+ENGINE_REFUSALS = [
+    ({"status_code": 400, "message": "no such room"}, 400),
+    ({"status_code": 429, "message": "queue full"}, 429),
+    ({"status_code": 503, "message": "paused"}, 503),
+    ({"status_code": 599, "message": "odd"}, 500),
+    ({"err_type": 523, "message": "not finite"}, 500),
+]
+
+
 @run
-async def test_a_refusal_by_the_engine_keeps_its_status(embedded, stream, details, status):
-    async with served(embedded, refuse=lambda request: details) as it:
-        response = await it.chat(stream=stream)
-        assert response.status_code == status
-        assert response.json()["error"]["message"] == details["message"]
+async def test_a_refusal_by_the_engine_keeps_its_status(embedded):
+    said = []
+    async with served(embedded, refuse=lambda request: said[-1]) as it:
+        for details, status in ENGINE_REFUSALS:
+            said.append(details)
+            for stream in (False, True):
+                response = await it.chat(stream=stream)
+                assert response.status_code == status
+                assert response.json()["error"]["message"] == details["message"]
 
 
 @run

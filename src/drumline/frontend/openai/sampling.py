@@ -12,6 +12,7 @@ MAX_LOGPROBS = 20
 
 _SEEDS = 1 << 63
 _OPEN_ZERO = 1e-9
+_MOST_TOKENS = (1 << 31) - 1
 
 
 def sampling_params(fields: SamplingFields, limits: Limits) -> SamplingParams:
@@ -28,6 +29,7 @@ def sampling_params(fields: SamplingFields, limits: Limits) -> SamplingParams:
     assert top_k is not None
     if top_k != -1:
         _check("top_k", top_k, 1, None)
+        top_k = min(top_k, limits.vocabulary)
     return SamplingParams(
         stop_token_ids=set(stop_ids) or None,
         temperature=_or("temperature", fields.temperature, 1.0, 0.0, 2.0),
@@ -39,7 +41,7 @@ def sampling_params(fields: SamplingFields, limits: Limits) -> SamplingParams:
         repetition_penalty=_or(
             "repetition_penalty", fields.repetition_penalty, 1.0, _OPEN_ZERO, 2.0
         ),
-        min_new_tokens=int(_or("min_tokens", fields.min_tokens, 0, 0, None)),
+        min_new_tokens=int(_or("min_tokens", fields.min_tokens, 0, 0, _MOST_TOKENS)),
         ignore_eos=ignore_eos,
         skip_special_tokens=fields.skip_special_tokens is not False,
         logit_bias=_logit_bias(fields.logit_bias, limits),
@@ -81,7 +83,7 @@ def stop_strings(fields: SamplingFields) -> tuple[str, ...]:
 def answer_length(name: str, value: int | None) -> int | None:
     """Return the answer's length that was asked for. Raises RequestError 400 below one."""
     if value is not None:
-        _check(name, value, 1, None)
+        _check(name, value, 1, _MOST_TOKENS)
     return value
 
 
@@ -117,11 +119,12 @@ def _check(name: str, value: float, least: float, most: float | None) -> None:
     if value >= least and (most is None or value <= most):
         return
     kind = "integer" if isinstance(least, int) else "decimal"
-    low = "above 0" if least == _OPEN_ZERO else f"at least {least:g}"
-    bounds = low if most is None else f"{low} and at most {most:g}"
+    low = "above 0" if least == _OPEN_ZERO else f"at least {least}"
+    bounds = low if most is None else f"{low} and at most {most}"
+    said = f"{value}" if abs(value) < _MOST_TOKENS else "too large a number"
     side = "below_min" if value < least else "above_max"
     raise RequestError(
-        400, f"{name} is {value:g}; it must be {bounds}", param=name, code=f"{kind}_{side}_value"
+        400, f"{name} is {said}; it must be {bounds}", param=name, code=f"{kind}_{side}_value"
     )
 
 
