@@ -118,6 +118,21 @@ async def test_a_stop_string_across_tokens_ends_the_answer_and_the_work(embedded
         assert it.fake.aborted == [it.fake.requests[0].rid]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@run
+async def test_what_only_began_like_a_stop_string_comes_out_at_the_end(embedded, stream):
+    async with served(embedded, says="Hello there!") as it:
+        body = {"stop": " there!!", "max_tokens": 3}
+        if stream:
+            *events, _ = await it.events(**body)
+            deltas = [event["choices"][0]["delta"] for event in events]
+            assert "".join(delta.get("content", "") for delta in deltas) == "Hello there!"
+        else:
+            (choice,) = (await it.chat(**body)).json()["choices"]
+            assert choice["message"]["content"] == "Hello there!"
+            assert choice["finish_reason"] == "length"
+
+
 @run
 async def test_the_stop_string_stays_if_asked_for(embedded):
     async with served(embedded, says="one two three four") as it:
