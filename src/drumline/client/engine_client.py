@@ -26,7 +26,7 @@ from drumline.contract.ports import Clock
 from drumline.core.clock import SystemClock
 from drumline.core.errors import ConfigError, PeerError, RequestError
 from drumline.wire.codec import Buffer, MalformedFrameError, encode
-from drumline.wire.frames import abort_frames, add_frames, call_frames, decode_output
+from drumline.wire.frames import abort_frames, add_frames, call_frames
 from drumline.wire.handshake import (
     MAX_ENGINES,
     Addresses,
@@ -37,7 +37,7 @@ from drumline.wire.handshake import (
     engine_of,
     identity_of,
 )
-from drumline.wire.layout import output_decoder
+from drumline.wire.layout import decode_output, output_decoder
 from drumline.wire.output import (
     ENGINE_CORE_DEAD,
     BatchTokenIDOutSlim,
@@ -407,17 +407,18 @@ class _Extras:
     @staticmethod
     def any(batch: BatchTokenIDOutSlim) -> bool:
         """Whether some row of the batch has one of them."""
-        return (
-            any(batch.output_token_logprobs_val)
-            or any(batch.finish_reason_details)
-            or any(batch.input_token_logprobs_val)
+        return bool(
+            batch.output_token_logprobs_val
+            or batch.finish_reason_details
+            or batch.input_token_logprobs_val
         )
 
     def __call__(self, delta: Delta, row: int) -> None:
         """Fill in a row's."""
         batch = self._batch
-        delta.logprobs = batch.output_token_logprobs_val[row]
-        delta.logprob_ids = batch.output_token_logprobs_idx[row]
+        if batch.output_token_logprobs_val and batch.output_token_logprobs_idx:
+            delta.logprobs = batch.output_token_logprobs_val[row]
+            delta.logprob_ids = batch.output_token_logprobs_idx[row]
         if batch.output_top_logprobs_val and batch.output_top_logprobs_idx:
             delta.top_logprobs = batch.output_top_logprobs_val[row]
             delta.top_logprob_ids = batch.output_top_logprobs_idx[row]

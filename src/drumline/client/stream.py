@@ -5,13 +5,15 @@ consumer costs one object, however many rounds pass.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar, cast
 
 from msgspec import Struct
 
 from drumline.core.errors import PeerError
+
+T = TypeVar("T")
 
 
 class Delta(Struct):
@@ -29,12 +31,12 @@ class Delta(Struct):
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
-    logprobs: list[float] = []
-    logprob_ids: list[int] = []
-    top_logprobs: list[list[float] | None] = []
-    top_logprob_ids: list[list[int] | None] = []
-    input_logprobs: list[float | None] = []
-    input_logprob_ids: list[int] = []
+    logprobs: Sequence[float] = ()
+    logprob_ids: Sequence[int] = ()
+    top_logprobs: Sequence[list[float] | None] = ()
+    top_logprob_ids: Sequence[list[int] | None] = ()
+    input_logprobs: Sequence[float | None] = ()
+    input_logprob_ids: Sequence[int] = ()
     details: dict[str, Any] | None = None
 
 
@@ -45,15 +47,25 @@ def merged(earlier: Delta, later: Delta) -> Delta:
     earlier.prompt_tokens = later.prompt_tokens
     earlier.completion_tokens = later.completion_tokens
     earlier.cached_tokens = later.cached_tokens
-    earlier.logprobs += later.logprobs
-    earlier.logprob_ids += later.logprob_ids
-    earlier.top_logprobs += later.top_logprobs
-    earlier.top_logprob_ids += later.top_logprob_ids
-    earlier.input_logprobs += later.input_logprobs
-    earlier.input_logprob_ids += later.input_logprob_ids
+    if later.logprobs or later.input_logprobs:
+        earlier.logprobs = _joined(earlier.logprobs, later.logprobs)
+        earlier.logprob_ids = _joined(earlier.logprob_ids, later.logprob_ids)
+        earlier.top_logprobs = _joined(earlier.top_logprobs, later.top_logprobs)
+        earlier.top_logprob_ids = _joined(earlier.top_logprob_ids, later.top_logprob_ids)
+        earlier.input_logprobs = _joined(earlier.input_logprobs, later.input_logprobs)
+        earlier.input_logprob_ids = _joined(earlier.input_logprob_ids, later.input_logprob_ids)
     if later.details is not None:
         earlier.details = later.details
     return earlier
+
+
+def _joined(earlier: Sequence[T], later: Sequence[T]) -> Sequence[T]:
+    """Return both; what is not empty is a list of a batch, which nobody else holds."""
+    if not later or not earlier:
+        return earlier or later
+    both = cast("list[T]", earlier)
+    both += later
+    return both
 
 
 class Stream:

@@ -8,7 +8,6 @@ from msgspec import Struct
 
 from drumline.wire.codec import Buffer, MalformedFrameError, decode_any, decoder, encode
 from drumline.wire.control import NativeRequest, decode_native
-from drumline.wire.output import Output
 from drumline.wire.request import TokenizedGenerateReqInput
 
 
@@ -30,7 +29,6 @@ class Call(Struct, array_like=True):
 
 decode_generate: Callable[[Buffer], TokenizedGenerateReqInput] = decoder(TokenizedGenerateReqInput)
 decode_rids: Callable[[Buffer], list[str]] = decoder(list[str])
-decode_output: Callable[[Buffer], Output] = decoder(Output)
 _decode_call: Callable[[Buffer], Call] = decoder(Call)
 
 

@@ -44,17 +44,21 @@ class BatchTokenIDOutSlim(Struct, array_like=True, kw_only=True, tag=True):
     output_top_logprobs_idx: list[list[Ints | None]] = []
 
 
-REQUIRED_COLUMNS = BatchTokenIDOutSlim.__struct_fields__[:8]
+FULL_COLUMNS = BatchTokenIDOutSlim.__struct_fields__[:6]
+LOGPROB_COLUMNS = BatchTokenIDOutSlim.__struct_fields__[6:8]
 OPTIONAL_COLUMNS = BatchTokenIDOutSlim.__struct_fields__[13:]
 
 
 def ragged(batch: BatchTokenIDOutSlim) -> str | None:
-    """Return the first column whose length is not the batch's, or None."""
+    """Return the first column whose length is not the batch's, or None.
+
+    Columns that nobody asked for may be empty.
+    """
     rows = len(batch.rids)
-    for name in REQUIRED_COLUMNS:
+    for name in FULL_COLUMNS:
         if len(getattr(batch, name)) != rows:
             return name
-    for name in OPTIONAL_COLUMNS:
+    for name in (*LOGPROB_COLUMNS, *OPTIONAL_COLUMNS):
         if len(getattr(batch, name)) not in {0, rows}:
             return name
     return None

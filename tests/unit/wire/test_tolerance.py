@@ -15,7 +15,6 @@ from drumline.wire.frames import (
     Call,
     decode_control,
     decode_generate,
-    decode_output,
     decode_rids,
     kind_of,
 )
@@ -27,7 +26,7 @@ from drumline.wire.handshake import (
     decode_registration,
     engine_of,
 )
-from drumline.wire.layout import output_decoder
+from drumline.wire.layout import decode_output, output_decoder
 from drumline.wire.multimodal import (
     INLINE_BELOW_BYTES,
     Modality,
@@ -210,6 +209,56 @@ class TestOutputs:
         }
         return BatchTokenIDOutSlim(**(columns | changes))
 
+    def read(self, **changes):
+        """The same rows as they are read: without log probabilities that are none."""
+        nothing = {"output_token_logprobs_val": [], "output_token_logprobs_idx": []}
+        return self.rows(**(nothing | changes))
+
+    @pytest.mark.parametrize("rows", [0, 1, 15, 16, 65_535, 65_536])
+    def test_columns_that_say_nothing_are_not_unpacked(self, rows):
+        full = ("output_ids", "prompt_tokens", "completion_tokens", "cached_tokens")
+        empty = ("output_token_logprobs_val", "input_top_logprobs_idx", "output_top_logprobs_val")
+        batch = self.rows(
+            rids=["r"] * rows,
+            finished_reasons=[""] * rows,
+            **{name: [[1] if name == "output_ids" else 1] * rows for name in full},
+            **{name: [[]] * rows for name in (*empty, "output_token_logprobs_idx")},
+            finish_reason_details=[None] * rows,
+            spec_verify_ct=[0] * rows,
+        )
+        read = decode_output(encode(batch))
+        assert len(read.output_ids) == len(read.rids) == rows
+        assert [getattr(read, name) for name in empty] == [[], [], []]
+        assert read.finish_reason_details == []
+        assert read.spec_verify_ct == []
+
+    def test_a_column_in_which_one_row_says_something_is_read(self):
+        said = {
+            "output_token_logprobs_val": [[], [-0.5]],
+            "output_token_logprobs_idx": [[], [7]],
+            "finish_reason_details": [None, {"message": "m"}],
+            "spec_verify_ct": [0, 3],
+            "input_token_logprobs_val": [[None, -1.0], []],
+        }
+        assert decode_output(encode(self.rows(**said))) == self.rows(**said)
+
+    def test_a_column_that_must_be_there_may_not_be_short(self):
+        assert ragged(decode_output(encode(self.rows(cached_tokens=[])))) == "cached_tokens"
+        with pytest.raises(MalformedFrameError, match="output_token_logprobs_val"):
+            decode_output(encode(self.rows(output_token_logprobs_val=[])))
+
+    @pytest.mark.parametrize(
+        ("column", "value"),
+        [
+            ("output_token_logprobs_val", [["x"], []]),
+            ("finish_reason_details", [1, None]),
+            ("spec_verify_ct", [1.5, 0]),
+        ],
+    )
+    def test_a_sparse_column_of_another_type_is_refused(self, column, value):
+        with pytest.raises(MalformedFrameError):
+            decode_output(encode(self.rows(**{column: value})))
+
     def test_a_column_of_another_length_is_found(self):
         assert ragged(self.rows()) is None
         assert ragged(self.rows(cached_tokens=[0])) == "cached_tokens"
@@ -224,7 +273,7 @@ class TestOutputs:
 
     def test_a_batch_of_eight_columns_is_read(self):
         elements = msgspec.msgpack.decode(encode(self.rows()))[:9]
-        assert decode_output(encode(elements)) == self.rows()
+        assert decode_output(encode(elements)) == self.read()
 
     def test_optional_columns_are_found_by_the_names_an_engine_declares(self):
         layout = [
