@@ -42,7 +42,11 @@ class PageZeroes(Struct, frozen=True, eq=False):
 
 
 class PageCopies(Struct, frozen=True, eq=False):
-    """Device block copies of one group: `sources[i]` onto `targets[i]`."""
+    """Device block copies of one group: `sources[i]` onto `targets[i]`.
+
+    No source is the target of an earlier copy of the plan, so they may be done in order
+    or all at once.
+    """
 
     group: int
     sources: IntArray

@@ -13,6 +13,7 @@ import numpy as np
 from msgspec import Struct
 
 from drumline.core.errors import InvariantError
+from drumline.core.hashing import page_digest
 from drumline.scheduler.blocks import BlockPool
 from drumline.scheduler.config import PREPAID_TOKENS, SchedulerConfig
 from drumline.scheduler.draft import Draft
@@ -31,6 +32,21 @@ class Chunk(Struct, frozen=True, eq=False):
     request: Request
     start: int
     tokens: int
+
+
+class Match(Struct, frozen=True, eq=False):
+    """What of a prompt is cached: `pages` full pages, `tokens` with a tail behind them.
+
+    `blocks[g]` are the pages' blocks, `tails[g]` those of the tail.
+    """
+
+    pages: int
+    tokens: int
+    blocks: list[IndexArray]
+    tails: list[IndexArray]
+
+
+NO_MATCH = Match(0, 0, [], [])
 
 
 class Verdict(IntEnum):
@@ -104,11 +120,11 @@ class Admission:
         if self._sharing:
             self._publication.withdraw(request)
 
-    def settle(self) -> None:
-        """Publish the prompt pages that the plan before this one computes."""
+    def settle(self, draft: Draft) -> None:
+        """Publish, where prefixes are shared in flight, what the plan before this one computes."""
         for request in self._fresh:
             if request.state is not State.FINISHED:
-                self._publication.publish_prompt(request, request.planned)
+                self._publication.publish_prompt(request, request.planned, draft)
         self._fresh.clear()
 
     def plan(self, draft: Draft, budget: int) -> list[Chunk]:
@@ -152,30 +168,28 @@ class Admission:
     # -- one request --------------------------------------------------------------
 
     def _admit(self, request: Request, budget: int, draft: Draft) -> Chunk | Verdict:
-        pages, hits = self._match(request)
-        if (
-            self._sharing
-            and pages < len(request.digests)
-            and (pages + 1) * self._config.prefix_granularity <= self._cap(request)
-            and self._publication.promised(request.digests[pages])
-        ):
+        match = self._match(request)
+        if self._pending(request, match):
             return Verdict.PREFIX_PENDING
-        cached = pages * self._config.prefix_granularity
-        tokens = min(budget, request.prompt_tokens - cached)
-        target = self._target(request, cached + tokens)
-        for hit in hits:
-            self._pool.hold(hit)
-        if not self._pool.make_room(self._tables.needs(target, cached)):
-            for hit in hits:
-                self._pool.release(hit)
+        tokens = min(budget, request.prompt_tokens - match.tokens)
+        target = self._target(request, match.tokens + tokens)
+        shared = match.pages * self._config.prefix_granularity
+        held = [blocks for blocks in (*match.blocks, *match.tails) if len(blocks)]
+        for blocks in held:
+            self._pool.hold(blocks)
+        if not self._pool.make_room(self._tables.needs(target, shared)):
+            for blocks in held:
+                self._pool.release(blocks)
             return Verdict.NO_ROOM
         self._epoch += 1
         request.epoch = self._epoch
         row = request.row = self._rows.take(request)
-        request.cached_tokens = request.planned = cached
-        request.published = pages
+        request.cached_tokens = request.planned = match.tokens
+        request.published = match.pages
         draft.bind(row, int(self._rows.generation[row]), request.rid)
-        self._tables.open(row, hits, target, draft)
+        self._tables.open(row, match.blocks, match.tails, target, draft)
+        for blocks in match.tails:  # held only until the copies had their targets
+            self._pool.release(blocks, self._epoch)
         if self._sharing:
             self._publication.promise(request)
         return self._feed(request, tokens)
@@ -184,24 +198,57 @@ class Admission:
         """Prompt tokens that may come from the cache: the last one never does."""
         return min(request.prompt_tokens - 1, request.max_cached_tokens)
 
-    def _match(self, request: Request) -> tuple[int, list[IndexArray]]:
-        """Return how many prefix pages all groups have cached, and each group's blocks."""
-        index = self._index
-        nodes: list[int] = []
-        if self._caching:
-            limit = self._cap(request) // self._config.prefix_granularity
-            nodes = index.known(request.digests[:limit])
-        if not nodes:
-            return 0, []
+    def _pending(self, request: Request, match: Match) -> bool:
+        """Whether the next page of the prompt is being computed for somebody else."""
+        end = (match.pages + 1) * self._config.prefix_granularity
+        return (
+            self._sharing
+            and end <= self._cap(request)
+            and self._publication.promised(request.digests[match.pages])
+        )
+
+    def _match(self, request: Request) -> Match:
+        """Return the deepest boundary of the prompt that all groups have cached."""
+        if not self._caching:
+            return NO_MATCH
+        index, size = self._index, self._config.prefix_granularity
+        cap = self._cap(request)
+        nodes = index.known(request.digests[: cap // size])
+        pages = len(nodes)
         at = np.array(nodes, np.intp)
-        pages = len(at)
-        for group in range(len(index.slots)):
-            whole = (index.blocks[group][at[:pages]] > 0).all(axis=1)
-            if not whole.all():
+        for blocks in index.blocks:
+            whole = (blocks[at[:pages]] > 0).all(axis=1)
+            if np.count_nonzero(whole) < pages:
                 pages = int(np.argmin(whole))
-        if not pages:
-            return 0, []
-        return pages, [blocks[at[:pages]].reshape(-1) for blocks in index.blocks]
+        hits = [blocks[at[:pages]].reshape(-1) for blocks in index.blocks]
+        tail = self._match_tail(request, pages, cap)
+        if tail is None:
+            return Match(pages, pages * size, hits if pages else [], [])
+        node, end = tail
+        tails = [
+            blocks[node, : -(-(end - pages * size) // tokens)]
+            for blocks, tokens in zip(index.blocks, self._tables.block_tokens, strict=True)
+        ]
+        return Match(pages, end, hits, tails)
+
+    def _match_tail(self, request: Request, pages: int, cap: int) -> tuple[int, int] | None:
+        """Return the longest partial page cached behind the first `pages` pages."""
+        start = pages * self._config.prefix_granularity
+        prior = request.digests[pages - 1] if pages else b""
+        for node, end in self._index.tails(prior or request.root):
+            if end > cap:
+                continue
+            digest = page_digest(prior, request.tokens[start:end].tobytes(), request.extra)
+            if self._index.find(digest) == node and self._whole(node, end - start):
+                return node, end
+        return None
+
+    def _whole(self, node: int, tokens: int) -> bool:
+        """Whether all groups have the first `tokens` tokens of the page before `node`."""
+        return all(
+            bool((blocks[node, : -(-tokens // size)] > 0).all())
+            for blocks, size in zip(self._index.blocks, self._tables.block_tokens, strict=True)
+        )
 
     def _target(self, request: Request, planned: int) -> int:
         """Return the tokens to have room for once `planned` prompt tokens are planned."""
@@ -215,6 +262,8 @@ class Admission:
         tokens = min(budget, request.prompt_tokens - request.planned)
         if tokens <= 0:
             return None
+        if self._caching:
+            self._publication.publish_prompt(request, request.planned, draft)
         target = self._target(request, request.planned + tokens)
         if not self._tables.grow(request.row, target, draft):
             return None
@@ -249,7 +298,8 @@ class Admission:
         rows.hash_from(row, hashed, request.digests[-1] if request.digests else b"")
         tail = request.tokens[hashed:]
         rows.newest[row, : len(tail)] = tail
-        self._fresh.append(request)
+        if self._sharing:
+            self._fresh.append(request)
 
     def check(self) -> None:
         """Raise InvariantError unless exactly the submitted requests wait."""

@@ -209,6 +209,15 @@ class BlockPool:
 
     # -- the cache's side ---------------------------------------------------------
 
+    def uncached(self, blocks: IndexArray) -> None:
+        """Free those of `blocks`, cached until now, that nobody holds."""
+        idle = blocks[self.refs[blocks] == 0]
+        self.epoch[blocks] = 0
+        if len(idle):
+            self.evictable -= len(idle)
+            self.releases += 1
+            self._put(idle)
+
     def _file(self, blocks: IndexArray) -> None:
         self.evictable += len(blocks)
         keys = self.epoch[blocks] * len(self.rank) + self.group_of[blocks]

@@ -38,6 +38,7 @@ class Decoding:
 
     __slots__ = (
         "_agenda",
+        "_blocked",
         "_caching",
         "_end",
         "_page",
@@ -72,6 +73,7 @@ class Decoding:
         self._agenda = Agenda(config.max_rows)
         self.roster = Roster(rows.sequence, rows.generation, config.decode_tokens)
         self._ready: list[Request] = []
+        self._blocked: list[int] = []
 
     def add(self, request: Request) -> None:
         """Take over a request whose whole prompt is planned."""
@@ -87,22 +89,27 @@ class Decoding:
         if request.row in self.roster:
             self.roster.leave(request.row)
             self._agenda.leave(request.row)
+            if request.row in self._blocked:
+                self._blocked.remove(request.row)
         elif request in self._ready:
             self._ready.remove(request)
 
     def plan(self, draft: Draft, budget: int) -> Decodes | None:
         """Plan a decode of every row that has room, within `budget` tokens."""
         roster, fields = self.roster, self._rows
-        due = self._agenda.take(draft.round)
+        due = self._blocked + self._agenda.take(draft.round)
         if due and self._caching:
-            self._publication.publish_decoded(np.array(due))
+            self._publication.publish_decoded(np.array(due), draft)
         for request in self._ready:
+            if self._caching:
+                self._publication.publish_prompt(request, request.prompt_tokens, draft)
+                self._publication.publish_tail(request, draft)
             self._requests.move(request, Move.DECODE)
             roster.join(request.row)
             due.append(request.row)
         self._ready.clear()
         members = len(roster)
-        left_out = self._make_room(due, draft) if due else ()
+        left_out = self._blocked = self._make_room(due, draft) if due else []
         aborted = len(roster) < members
         roster.refresh()
         rows, index = roster.rows, roster.index
@@ -115,8 +122,8 @@ class Decoding:
         prefix = fields.computed[index]
         fields.computed[index] = prefix + self._step
         fields.outstanding[index] += ONE
-        if aborted:
-            due = [row for row in due if row in roster]
+        if aborted or left_out:
+            due = [row for row in due if row in roster and row not in left_out]
         if due:
             self._file(due, draft.round)
         if not len(rows):
@@ -131,11 +138,7 @@ class Decoding:
         if int(targets.max()) <= limit and self._tables.extend(rows, targets, draft):
             return []
         due.sort(key=fields.sequence.__getitem__)
-        blocked = [row for row in due if not self._grow(row, draft)]
-        while blocked and not self._requests.counts[State.FINISHING]:
-            self._abort_newest(draft)
-            blocked = [row for row in blocked if row in self.roster and not self._grow(row, draft)]
-        return blocked
+        return [row for row in due if not self._grow(row, draft)]
 
     def _grow(self, row: int, draft: Draft) -> bool:
         tokens = int(self._rows.computed[row]) + self._width
@@ -150,8 +153,16 @@ class Decoding:
         self._end(request, Move.ABORT)
         return True
 
-    def _abort_newest(self, draft: Draft) -> None:
+    def abort_newest(self, draft: Draft) -> bool:
+        """Abort the newest decoding request, for its blocks; False if there is none to abort.
+
+        A request whose results are outstanding may end by itself, and is waited for.
+        """
+        if not self._blocked or self._requests.counts[State.FINISHING]:
+            return False
         row = self.roster.newest()
+        if self._rows.outstanding[row]:
+            return False
         request = self._owner(row)
         draft.abort(
             request.rid,
@@ -160,6 +171,7 @@ class Decoding:
             f"{len(self.roster)} that decode, had {int(self._rows.known[row])} tokens",
         )
         self._end(request, Move.ABORT)
+        return True
 
     def _owner(self, row: int) -> Request:
         owner = self._rows.owners[row]
@@ -184,7 +196,7 @@ class Decoding:
     def check(self) -> None:
         """Raise InvariantError unless every decoding row is filed for attention."""
         self.roster.check()
-        filed = list(self._agenda.filed())
+        filed = [*self._agenda.filed(), *self._blocked]
         if len(filed) != len(set(filed)):
             raise InvariantError("a row is filed twice")
         decoding = {

@@ -7,6 +7,7 @@ from drumline.contract.plan import (
     AbortReason,
     Batch,
     Bound,
+    PageCopies,
     PageZeroes,
     Plan,
     PlanAbort,
@@ -17,7 +18,7 @@ from drumline.contract.plan import (
 class Draft:
     """Collects one plan. Arrays that are added belong to the plan from then on."""
 
-    __slots__ = ("_aborts", "_bound", "_patches", "_zeroes", "round")
+    __slots__ = ("_aborts", "_bound", "_copies", "_patches", "_zeroes", "round")
 
     def __init__(self, number: int) -> None:
         self.round = number
@@ -25,6 +26,7 @@ class Draft:
         self._aborts: list[PlanAbort] = []
         self._patches: dict[int, list[tuple[IntArray, IntArray, IntArray]]] = {}
         self._zeroes: dict[int, list[IntArray]] = {}
+        self._copies: dict[int, list[tuple[IntArray, IntArray]]] = {}
 
     def bind(self, row: int, generation: int, rid: str) -> None:
         self._bound.append(Bound(row, generation, rid))
@@ -34,6 +36,9 @@ class Draft:
 
     def zero(self, group: int, pages: IntArray) -> None:
         self._zeroes.setdefault(group, []).append(pages)
+
+    def copy(self, group: int, sources: IntArray, targets: IntArray) -> None:
+        self._copies.setdefault(group, []).append((sources, targets))
 
     def abort(self, rid: str, reason: AbortReason, detail: str) -> None:
         self._aborts.append(PlanAbort(rid, reason, detail))
@@ -50,6 +55,10 @@ class Draft:
             ),
             zeroes=tuple(
                 PageZeroes(group, _joined(parts)) for group, parts in self._zeroes.items()
+            ),
+            copies=tuple(
+                PageCopies(group, *map(_joined, zip(*parts, strict=True)))
+                for group, parts in self._copies.items()
             ),
             aborts=tuple(self._aborts),
         )

@@ -14,11 +14,13 @@ import numpy as np
 from drumline.core.errors import InvariantError
 from drumline.core.hashing import DIGEST_BYTES
 from drumline.scheduler.blocks import BlockPool
-from drumline.scheduler.index import IndexArray
+from drumline.scheduler.index import NOBODY, IndexArray
 
 _FIRST_CAPACITY = 1024
 _STRIDE = 256
 """Digests looked up at a time, so that a miss early in a long prompt ends the look."""
+MAX_TAILS = 8
+"""Partial pages kept behind one full page; older ones go."""
 _DIGEST = np.dtype((np.void, DIGEST_BYTES))
 
 
@@ -36,6 +38,8 @@ class PrefixIndex:
         "_free_count",
         "_nodes",
         "_owner",
+        "_tail_of",
+        "_tails",
         "blocks",
         "end",
         "slots",
@@ -53,6 +57,10 @@ class PrefixIndex:
         self._free: IndexArray = np.arange(size - 1, 0, -1)
         self._free_count = size - 1
         self._owner: IndexArray = np.zeros(0, np.intp)
+
+        # The partial pages behind each full one, by its digest, oldest first; and back.
+        self._tails: dict[bytes, list[int]] = {}
+        self._tail_of: dict[int, bytes] = {}
 
     def watch(self, pool: BlockPool) -> None:
         """Mark in `pool` which boundary a block belongs to."""
@@ -84,24 +92,65 @@ class PrefixIndex:
 
     def publish(
         self, digests: Sequence[bytes], ends: IndexArray, blocks: Sequence[IndexArray]
-    ) -> None:
+    ) -> IndexArray | None:
         """Offer held blocks at the boundaries of `digests`, `ends[i]` tokens from the start.
 
         `blocks[g]` has shape [boundaries, slots[g]]. A block that a boundary has already
-        stays the canonical one, and the offered one stays its holder's alone.
+        stays the canonical one. Returns the boundaries if some of them were known, so that
+        their blocks may not be those offered, else None.
         """
         count = len(digests)
         if self._nodes.keys().isdisjoint(digests) and len(set(digests)) == count:
             nodes = self._make(digests, ends)
             for mine, offered in zip(self.blocks, blocks, strict=True):
                 self._fill(mine, nodes, offered)
-            return
+            return None
         # Some are known, or there twice: one by one, so that the first offer wins.
+        known = np.zeros(count, np.intp)
         for at, digest in enumerate(digests):
             node = self._nodes.get(digest)
             nodes = self._make((digest,), ends[at : at + 1]) if node is None else np.array([node])
             for mine, offered in zip(self.blocks, blocks, strict=True):
                 self._fill(mine, nodes, offered[at : at + 1])
+            known[at] = nodes[0]
+        return known
+
+    # -- tails --------------------------------------------------------------------
+
+    def publish_tail(
+        self, prior: bytes, digest: bytes, end: int, blocks: Sequence[IndexArray]
+    ) -> tuple[int, list[IndexArray]]:
+        """Offer the held blocks of a partial page behind the full page of digest `prior`.
+
+        Returns its boundary, and the tails' blocks that had to go to make place, a group
+        an entry: they are no longer cached.
+        """
+        padded = []
+        for slots, offered in zip(self.slots, blocks, strict=True):
+            row = np.zeros((1, slots), np.intp)
+            row[0, : len(offered)] = offered
+            padded.append(row)
+        self.publish((digest,), np.array([end]), padded)
+        node = self._nodes[digest]
+        dropped: list[IndexArray] = [NOBODY for _ in self.slots]
+        if node not in self._tail_of:
+            tails = self._tails.setdefault(prior, [])
+            if len(tails) == MAX_TAILS:
+                oldest = tails[0]
+                dropped = [part[oldest][part[oldest] > 0] for part in self.blocks]
+                for group, gone in enumerate(dropped):
+                    self.forget(group, gone)
+                tails = self._tails.setdefault(prior, [])
+            tails.append(node)
+            self._tail_of[node] = prior
+        return node, dropped
+
+    def tails(self, prior: bytes) -> list[tuple[int, int]]:
+        """Return boundary and end of the partial pages behind a full one, longest first."""
+        found = self._tails.get(prior)
+        if not found:
+            return []
+        return sorted(((node, int(self.end[node])) for node in found), key=_by_end, reverse=True)
 
     def _make(self, digests: Sequence[bytes], ends: IndexArray) -> IndexArray:
         """Return new boundaries for `digests`, which are unknown and distinct."""
@@ -155,6 +204,15 @@ class PrefixIndex:
                 del self._nodes[self._digests[node].tobytes()]
                 self._free[self._free_count] = node
                 self._free_count += 1
+                if node in self._tail_of:
+                    self._forget_tail(node)
+
+    def _forget_tail(self, node: int) -> None:
+        prior = self._tail_of.pop(node)
+        tails = self._tails[prior]
+        tails.remove(node)
+        if not tails:
+            del self._tails[prior]
 
     def _grow(self, wanted: int) -> None:
         old = len(self.end)
@@ -191,6 +249,13 @@ class PrefixIndex:
             raise InvariantError("a boundary does not know its digest")
         if len(live) + self._free_count != len(self.end) - 1:
             raise InvariantError("a boundary is lost")
+        tails = {node: prior for prior, nodes in self._tails.items() for node in nodes}
+        if tails != self._tail_of or not tails.keys() <= set(live):
+            raise InvariantError("a tail is lost")
+
+
+def _by_end(tail: tuple[int, int]) -> int:
+    return tail[1]
 
 
 def _lengthened(array: IndexArray, size: int) -> IndexArray:

@@ -1,14 +1,18 @@
 """When a request's pages become findable.
 
-Prompt pages are offered to the index in the plan after the one that computes them,
-pages that decoding completes in the first plan after both their tokens and their
-cache rows are settled. What a request computes now is promised meanwhile, so that
-others can wait for it in place of computing it too.
+A chunk's pages are offered when the request is planned next, or, where prefixes are
+shared in flight, in the next plan whatever it plans; pages that decoding completes, in
+the first decode after both their tokens and their cache rows are settled. The partial
+page at the end, the tail, is offered with the first decode, which then continues on a
+private copy, and when the request finishes. What a request computes now is promised
+meanwhile, so that others can wait for it in place of computing it too.
 """
 
 import numpy as np
 
-from drumline.core.hashing import next_digests
+from drumline.core.hashing import next_digests, page_digest
+from drumline.scheduler.blocks import BlockPool
+from drumline.scheduler.draft import Draft
 from drumline.scheduler.index import IndexArray
 from drumline.scheduler.prefix import PrefixIndex
 from drumline.scheduler.requests import Request
@@ -19,11 +23,27 @@ from drumline.scheduler.tables import BlockTables
 class Publication:
     """Offers pages to the prefix index."""
 
-    __slots__ = ("_index", "_page", "_parts", "_promised", "_rows", "_size", "_tables", "_views")
+    __slots__ = (
+        "_index",
+        "_page",
+        "_parts",
+        "_pool",
+        "_promised",
+        "_rows",
+        "_size",
+        "_tables",
+        "_views",
+    )
 
     def __init__(
-        self, granularity: int, index: PrefixIndex, tables: BlockTables, rows: Rows
+        self,
+        granularity: int,
+        index: PrefixIndex,
+        pool: BlockPool,
+        tables: BlockTables,
+        rows: Rows,
     ) -> None:
+        self._pool = pool
         self._size = granularity
         self._page: IndexArray = np.array(granularity)
         self._index = index
@@ -56,8 +76,12 @@ class Publication:
 
     # -- prompts ------------------------------------------------------------------
 
-    def publish_prompt(self, request: Request, tokens: int) -> None:
-        """Offer the prompt's full pages within its first `tokens` tokens."""
+    def publish_prompt(self, request: Request, tokens: int, draft: Draft | None) -> None:
+        """Offer the prompt's full pages within its first `tokens` tokens.
+
+        A page that is cached already is adopted in place of the request's own; without
+        a draft, when the request ends, it keeps its own.
+        """
         first, last = request.published, tokens // self._size
         if last <= first:
             return
@@ -67,19 +91,72 @@ class Publication:
                 if self._promised.get(digest) == request.row:
                     del self._promised[digest]
         request.published = last
-        self._index.publish(
-            digests,
-            np.arange(first + 1, last + 1) * self._size,
+        blocks = [
+            table[request.row, first * slots : last * slots].reshape(-1, slots)
+            for table, slots in zip(self._tables.table, self._index.slots, strict=True)
+        ]
+        ends = np.arange(first + 1, last + 1) * self._size
+        nodes = self._index.publish(digests, ends, blocks)
+        if nodes is not None and draft is not None:
+            self._adopt(np.full(len(nodes), request.row), ends, nodes, blocks, draft)
+
+    def publish_tail(self, request: Request, draft: Draft) -> None:
+        """Offer the prompt's last, partial page, and move the request off its blocks.
+
+        Without room for that, the page is not offered.
+        """
+        row, tokens = request.row, request.prompt_tokens
+        if tokens % self._size == 0:
+            return
+        first = tokens // self._size * self._size
+        if not self._pool.make_room(self._tables.needs(tokens, first)):
+            return
+        node = self._offer_tail(request, tokens)
+        for group, parts in enumerate(self._tables.block_tokens):
+            columns = np.arange(first // parts, -(-tokens // parts))
+            canonical = self._index.blocks[group][node, : len(columns)].copy()
+            own = self._tables.table[group][row, columns]
+            if (canonical != own).any():
+                self._tables.adopt(group, np.full(len(columns), row), columns, canonical, draft)
+        self._tables.make_private(row, tokens, self._size, draft)
+
+    def publish_end(self, request: Request) -> None:
+        """Offer what a request that ends has, its last, partial page included."""
+        row = request.row
+        self.publish_prompt(request, request.prompt_tokens, None)
+        self.publish_decoded(np.array([row]), None)
+        settled = min(int(self._rows.computed[row]), int(self._rows.known[row]))
+        if settled > int(self._rows.hashed[row]):
+            self._offer_tail(request, settled)
+
+    def _offer_tail(self, request: Request, tokens: int) -> int:
+        """Offer the blocks of the partial page that ends at `tokens`; returns its boundary."""
+        row, fields = request.row, self._rows
+        hashed = int(fields.hashed[row])
+        prior = fields.digests[row]
+        partial = fields.newest[row, : tokens - hashed].tobytes()
+        digest = page_digest(prior, partial, request.extra)
+        node, dropped = self._index.publish_tail(
+            prior or request.root,
+            digest,
+            tokens,
             [
-                table[request.row, first * slots : last * slots].reshape(-1, slots)
-                for table, slots in zip(self._tables.table, self._index.slots, strict=True)
+                table[row, hashed // size : -(-tokens // size)]
+                for table, size in zip(self._tables.table, self._tables.block_tokens, strict=True)
             ],
         )
+        for blocks in dropped:
+            if len(blocks):
+                self._pool.uncached(blocks)
+        return node
 
     # -- answers ------------------------------------------------------------------
 
-    def publish_decoded(self, rows: IndexArray) -> None:
-        """Offer the pages that `rows` have completed since they were last asked."""
+    def publish_decoded(self, rows: IndexArray, draft: Draft | None) -> None:
+        """Offer the pages that `rows` have completed since they were last asked.
+
+        A page that is cached already is adopted in place of the row's own, given a draft.
+        """
         fields = self._rows
         while True:
             known = fields.known[rows]
@@ -96,9 +173,28 @@ class Publication:
                 _page, behind, front = self._views
                 front[rows] = behind[rows]
             fields.origin[rows] -= self._page
-            self._index.publish(digests, ends, self._blocks(rows, ends))
+            blocks = self._blocks(rows, ends)
+            nodes = self._index.publish(digests, ends, blocks)
+            if nodes is not None and draft is not None:
+                self._adopt(rows, ends, nodes, blocks, draft)
             if not np.count_nonzero(known - ends >= self._page):
                 return
+
+    def _adopt(
+        self,
+        rows: IndexArray,
+        ends: IndexArray,
+        nodes: IndexArray,
+        blocks: list[IndexArray],
+        draft: Draft,
+    ) -> None:
+        """Have `rows` hold the cached blocks of `nodes` where they are not their own."""
+        for group, own in enumerate(blocks):
+            canonical = self._index.blocks[group][nodes]
+            which, slot = np.nonzero((canonical != own) & (canonical > 0))
+            if len(which):
+                columns = ends[which] // self._tables.block_tokens[group] - own.shape[1] + slot
+                self._tables.adopt(group, rows[which], columns, canonical[which, slot], draft)
 
     def _chain(self, rows: IndexArray) -> list[bytes]:
         """Return the digests of the rows' next pages, and keep them as the rows' last."""

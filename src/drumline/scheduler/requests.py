@@ -49,6 +49,11 @@ class Request:
     def prompt_tokens(self) -> int:
         return len(self.tokens)
 
+    @property
+    def root(self) -> bytes:
+        """What stands for the page before the first one."""
+        return b"root" + self.extra
+
     def __repr__(self) -> str:
         return (
             f"Request({self.rid!r}, {self.state.name.lower()}, row={self.row}, "

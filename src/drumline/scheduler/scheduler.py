@@ -82,7 +82,7 @@ class Scheduler:
             self._rows,
         )
         self._requests = RequestTable()
-        self._publication = Publication(size, self._index, self._tables, self._rows)
+        self._publication = Publication(size, self._index, self._pool, self._tables, self._rows)
         self._admission = Admission(
             config,
             self._requests,
@@ -159,8 +159,7 @@ class Scheduler:
         """End a request; what it holds is released unless results are outstanding."""
         self._requests.move(request, move)
         if move in (Move.FINISH, Move.FINISH_LATER) and self._config.prefix_caching:
-            self._publication.publish_prompt(request, request.prompt_tokens)
-            self._publication.publish_decoded(np.array([request.row]))
+            self._publication.publish_end(request)
         self._decoding.leave(request)
         self._admission.leave(request)
         if request.state is State.FINISHED and request.row:
@@ -175,9 +174,18 @@ class Scheduler:
         self._round += 1
         self._requests.forget_ended()
         draft = Draft(self._round)
-        self._admission.settle()
+        self._admission.settle(draft)
         if not self._forwards_allowed:
             return draft.done(None)
+        chunks, decodes = self._plan_forward(draft)
+        while not chunks and decodes is None and self._decoding.abort_newest(draft):
+            chunks, decodes = self._plan_forward(draft)
+        for chunk in chunks:
+            if chunk.request.state is State.PREFILLED:
+                self._decoding.add(chunk.request)
+        return draft.done(self._batch(chunks, decodes))
+
+    def _plan_forward(self, draft: Draft) -> tuple[list[Chunk], Decodes | None]:
         budget = self._config.max_scheduled_tokens
         decodes: Decodes | None = None
         if self._config.mixed_batch:
@@ -185,15 +193,11 @@ class Scheduler:
                 decodes = self._decoding.plan(draft, budget)
             if decodes is not None:
                 budget -= len(decodes.rows) * self._config.decode_tokens
-            chunks = self._admission.plan(draft, budget)
-        else:
-            chunks = self._admission.plan(draft, budget)
-            if not chunks and self._decoding.size:
-                decodes = self._decoding.plan(draft, budget)
-        for chunk in chunks:
-            if chunk.request.state is State.PREFILLED:
-                self._decoding.add(chunk.request)
-        return draft.done(self._batch(chunks, decodes))
+            return self._admission.plan(draft, budget), decodes
+        chunks = self._admission.plan(draft, budget)
+        if not chunks and self._decoding.size:
+            decodes = self._decoding.plan(draft, budget)
+        return chunks, decodes
 
     def _batch(self, chunks: list[Chunk], decodes: Decodes | None) -> Batch | None:
         if not chunks:

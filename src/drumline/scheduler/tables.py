@@ -57,14 +57,24 @@ class BlockTables:
         cells: IndexArray = self._starts[group][rows] + columns
         return cells
 
-    def needs(self, tokens: int, cached_tokens: int) -> list[int]:
-        """Return the blocks of each group that `tokens` take beyond `cached_tokens`."""
-        return [-(-tokens // size) - cached_tokens // size for size in self.block_tokens]
+    def needs(self, tokens: int, shared_tokens: int) -> list[int]:
+        """Return the blocks of each group that `tokens` take beyond `shared_tokens`.
 
-    def open(self, row: int, hits: Sequence[IndexArray], tokens: int, draft: Draft) -> None:
+        The latter fill whole blocks.
+        """
+        return [-(-tokens // size) - shared_tokens // size for size in self.block_tokens]
+
+    def open(
+        self,
+        row: int,
+        hits: Sequence[IndexArray],
+        tails: Sequence[IndexArray],
+        tokens: int,
+        draft: Draft,
+    ) -> None:
         """Start `row` with the held blocks `hits[g]`, and room for `tokens` in all.
 
-        The pool must have the room.
+        Behind the hits come copies of `tails[g]`. The pool must have the room.
         """
         for group, hit in enumerate(hits):
             count = len(hit)
@@ -77,7 +87,7 @@ class BlockTables:
                     np.arange(count, dtype=np.int32),
                     self._pool.pages(group, hit),
                 )
-        self._grow(row, tokens, draft)
+        self._grow(row, tokens, draft, tails)
 
     def grow(self, row: int, tokens: int, draft: Draft) -> bool:
         """Give `row` room for `tokens`; False, and nothing happened, when there is none."""
@@ -91,7 +101,7 @@ class BlockTables:
             self._grow(row, tokens, draft)
         return True
 
-    def _grow(self, row: int, tokens: int, draft: Draft) -> None:
+    def _grow(self, row: int, tokens: int, draft: Draft, tails: Sequence[IndexArray] = ()) -> None:
         for group, size in enumerate(self.block_tokens):
             have = int(self._rows.columns[group][row])
             want = -(-tokens // size)
@@ -99,13 +109,18 @@ class BlockTables:
                 blocks = self._pool.take(group, want - have)
                 self.table[group][row, have:want] = blocks
                 self._rows.columns[group][row] = want
-                self._grant(
+                pages = self._pool.pages(group, blocks)
+                draft.patch(
                     group,
                     np.full(want - have, row, np.int32),
                     np.arange(have, want, dtype=np.int32),
-                    blocks,
-                    draft,
+                    pages,
                 )
+                copied = len(tails[group]) if tails else 0
+                if copied:
+                    draft.copy(group, self._pool.pages(group, tails[group]), pages[:copied])
+                if copied < len(pages):
+                    draft.zero(group, pages[copied:])
 
     def extend(self, rows: IndexArray, tokens: IntArray, draft: Draft) -> bool:
         """Give each of `rows` room for `tokens[i]`, all or, returning False, none."""
@@ -145,7 +160,9 @@ class BlockTables:
             have = np.repeat(have, missing) + np.arange(count) - first
             rows = np.repeat(rows, missing)
         self.flat[group][self.cells(group, rows, have)] = blocks
-        self._grant(group, rows.astype(np.int32), have.astype(np.int32), blocks, draft)
+        pages = self._pool.pages(group, blocks)
+        draft.patch(group, rows.astype(np.int32), have.astype(np.int32), pages)
+        draft.zero(group, pages)
 
     def room(self, rows: IndexArray) -> IndexArray:
         """Return the tokens that the blocks of `rows` have room for, over all groups."""
@@ -154,12 +171,44 @@ class BlockTables:
             np.minimum(room, columns[rows] * size, out=room)
         return room
 
-    def _grant(
-        self, group: int, rows: IntArray, columns: IntArray, blocks: IndexArray, draft: Draft
+    def adopt(
+        self, group: int, rows: IndexArray, columns: IndexArray, blocks: IndexArray, draft: Draft
     ) -> None:
-        pages = self._pool.pages(group, blocks)
-        draft.patch(group, rows, columns, pages)
-        draft.zero(group, pages)
+        """Have `rows` hold `blocks`, cached and of the same content, in place of their own."""
+        cells = self.cells(group, rows, columns)
+        table = self.flat[group]
+        for cell, block in zip(cells.tolist(), blocks.tolist(), strict=True):
+            # One by one: two rows may adopt the same block.
+            own = table[cell : cell + 1].copy()
+            self._pool.hold(np.array([block]))
+            self._pool.release(own)
+            table[cell] = block
+        draft.patch(
+            group,
+            rows.astype(np.int32),
+            columns.astype(np.int32),
+            self._pool.pages(group, blocks),
+        )
+
+    def make_private(self, row: int, tokens: int, page_tokens: int, draft: Draft) -> None:
+        """Move `row` off the blocks of its partial page, which `tokens` end in, onto copies.
+
+        The pool must have the room.
+        """
+        for group, size in enumerate(self.block_tokens):
+            first, last = tokens // page_tokens * page_tokens // size, -(-tokens // size)
+            shared = self.table[group][row, first:last].copy()
+            private = self._pool.take(group, last - first)
+            self.table[group][row, first:last] = private
+            self._pool.release(shared, int(self._rows.epoch[row]))
+            pages = self._pool.pages(group, private)
+            draft.patch(
+                group,
+                np.full(last - first, row, np.int32),
+                np.arange(first, last, dtype=np.int32),
+                pages,
+            )
+            draft.copy(group, self._pool.pages(group, shared), pages)
 
     def close(self, row: int) -> None:
         """Release everything `row` holds, last block first."""

@@ -1,8 +1,10 @@
 """A scheduler with the little of an engine that it needs: forwards that return tokens.
 
-`Rig` keeps a table of its own, changed by plans alone, and checks at every forward
-that the rows it is fed read blocks they were given. Tokens are a function of the
-request and the position, so that two rigs fed alike see alike.
+`Rig` keeps tables and pages of its own, changed by plans alone. A page's slot holds
+what stands for a key and value there: a hash of all tokens up to it. Every forward
+checks that each row reads, at every position before its own, what its own tokens
+would have written. Sampled tokens depend on the position alone, so that they are known
+before they are returned.
 """
 
 import numpy as np
@@ -43,19 +45,31 @@ class Rig:
             np.zeros((self.config.max_rows + 1, 4096), np.int32) for _ in self.config.groups
         ]
         self.bound: dict[int, str] = {}
+        self.memory: list[dict[tuple[int, int], int]] = [{} for _ in self.config.groups]
+        self.histories: dict[str, list[int]] = {}
+        self.prompts: dict[str, list[int]] = {}
         self.in_flight: list[Batch] = []
         self.plans: list[Plan] = []
 
     # -- what a test says ---------------------------------------------------------
 
     def submit(self, rid: str, tokens, **changes) -> str | None:
-        return self.scheduler.submit([spec(rid, tokens, **changes)])
+        return self.submit_all([spec(rid, tokens, **changes)])
+
+    def submit_all(self, specs: list[RequestSpec]) -> str | None:
+        reason = self.scheduler.submit(specs)
+        if reason is None:
+            self.prompts |= {one.rid: one.tokens.tolist() for one in specs}
+            for one in specs:
+                self.histories[one.rid] = []
+        return reason
 
     def plan(self) -> Plan:
         """Plan a round, carry its patches out and put its forward in flight."""
         plan = decode_plan(encode_plan(self.scheduler.plan()))
         self.scheduler.check()
         self.plans.append(plan)
+        self._change_pages(plan)
         for patch in plan.patches:
             self.tables[patch.group][patch.rows, patch.columns] = patch.blocks
         for bound in plan.bound:
@@ -105,6 +119,20 @@ class Rig:
         """Whether no request holds anything."""
         return self.scheduler.active_pages() == 0
 
+    def _change_pages(self, plan: Plan) -> None:
+        for copies in plan.copies:
+            memory, size = self.memory[copies.group], self.config.groups[copies.group].block_tokens
+            for source, target in zip(
+                copies.sources.tolist(), copies.targets.tolist(), strict=True
+            ):
+                for slot in range(size):
+                    memory[target, slot] = memory.get((source, slot), 0)
+        for zeroes in plan.zeroes:
+            memory, size = self.memory[zeroes.group], self.config.groups[zeroes.group].block_tokens
+            for page in zeroes.blocks.tolist():
+                for slot in range(size):
+                    memory[page, slot] = 0
+
     def _read(self, batch: Batch) -> None:
         for row, start, count in zip(
             batch.rows.tolist(),
@@ -112,9 +140,32 @@ class Rig:
             batch.input_lengths.tolist(),
             strict=True,
         ):
-            for table, group in zip(self.tables, self.config.groups, strict=True):
-                columns = -(-(start + count) // group.block_tokens)
-                assert (table[row, :columns] > 0).all(), "a row reads a block it does not have"
+            for index, group in enumerate(self.config.groups):
+                self._feed(index, group, row, start, count)
+
+    def _feed(self, index: int, group: CacheGroup, row: int, start: int, count: int) -> None:
+        size, table, memory = group.block_tokens, self.tables[index][row], self.memory[index]
+        first = 0 if group.window_tokens is None else max(start + 1 - group.window_tokens, 0)
+        assert (table[first // size : -(-(start + count) // size)] > 0).all(), "no block to read"
+        history = self._history(self.bound[row], start + count)
+        if self.config.decode_tokens == 1:
+            for position in range(first, start):
+                seen = memory.get((int(table[position // size]), position % size))
+                assert seen == history[position], f"position {position} was written by another"
+        for position in range(start, start + count):
+            memory[int(table[position // size]), position % size] = history[position]
+
+    def _history(self, rid: str, tokens: int) -> list[int]:
+        history, prompt = self.histories[rid], self.prompts[rid]
+        for position in range(len(history), tokens):
+            token = prompt[position] if position < len(prompt) else sampled(position)
+            history.append(hash((history[-1] if history else 1, token)))
+        return history
+
+
+def sampled(position):
+    """The token that is sampled for a position."""
+    return position * 7 % 50
 
 
 def results_of(batch: Batch, count: int = 1) -> Results:
@@ -122,5 +173,5 @@ def results_of(batch: Batch, count: int = 1) -> Results:
     ends = batch.prefix_lengths[: batch.extends] + batch.input_lengths[: batch.extends]
     counts[: batch.extends] = ends == batch.prompt_lengths
     positions = batch.prefix_lengths + batch.input_lengths
-    tokens = np.repeat(positions * 7 % 50, counts).astype(np.int32) if batch.size else NO_INTS
+    tokens = np.repeat(sampled(positions), counts).astype(np.int32) if batch.size else NO_INTS
     return Results(rows=batch.rows, generations=batch.generations, counts=counts, tokens=tokens)

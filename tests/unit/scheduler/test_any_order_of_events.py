@@ -4,7 +4,7 @@ import hypothesis.strategies as st
 import numpy as np
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from scheduler_rig import Rig, config, spec
+from scheduler_rig import Rig, config
 
 from drumline.contract.plan import encode_plan
 from drumline.contract.specs import CacheGroup
@@ -55,11 +55,11 @@ class SchedulerMachine(RuleBasedStateMachine):
     )
     def submit(self, heads, tokens, tail, budget, salt):
         rid = next(self.names)
-        ids = [heads * 100 + at for at in range(tokens)] + [1000 + tail] * tail
+        ids = [heads * 100 + at for at in range(tokens)] + [
+            at * 7 % 50 for at in range(tokens, tokens + tail)
+        ]
         one, two = self.both(
-            lambda rig: rig.scheduler.submit(
-                [spec(rid, ids, max_new_tokens=budget, cache_salt=salt)]
-            )
+            lambda rig: rig.submit(rid, ids, max_new_tokens=budget, cache_salt=salt)
         )
         assert one == two
         if one is None:
