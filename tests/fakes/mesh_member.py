@@ -1,6 +1,6 @@
 """One rank of a mesh as a process: it gathers in a loop until something ends it.
 
-Run with its seat and settings as JSON, and the seconds it sleeps before each round. It prints
+Run with its seat and settings as JSON, and the seconds it sleeps before each round. It says
 `ready`, every twentieth round, and how it ended.
 """
 
@@ -16,6 +16,11 @@ from drumline.core.clock import SystemClock
 from drumline.core.errors import DrumlineError
 
 
+def say(text):
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
 def main():
     logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="log %(message)s")
     seat = msgspec.json.decode(sys.argv[1], type=Seat)
@@ -24,7 +29,7 @@ def main():
     mesh = join(seat, settings, SystemClock())
     group = mesh.group(range(seat.size), "replica")
     group.all_gather(b"")
-    print("ready", flush=True)
+    say("ready")
     number = 0
     try:
         while True:
@@ -32,9 +37,9 @@ def main():
             assert group.all_gather_ints([number]) == [[number]] * seat.size
             number += 1
             if number % 20 == 0:
-                print("round", number, flush=True)
+                say(f"round {number}")
     except DrumlineError as error:
-        print("ended", type(error).__name__, error, flush=True)
+        say(f"ended {type(error).__name__} {error}")
     mesh.close()
 
 

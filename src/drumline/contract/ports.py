@@ -37,7 +37,8 @@ class Group(Protocol):
     """A fixed set of ranks that exchange values in step.
 
     Collective: every member calls the same operation in the same round. Raises
-    PeerError when a member is gone or is in another exchange.
+    PeerError when a member is gone, InvariantError when one is in another exchange
+    or gives what does not fit the others' parts.
     """
 
     @property
