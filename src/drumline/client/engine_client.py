@@ -151,7 +151,11 @@ class EngineClient:
             socket.close(_LINGER_MS)
         self._sockets.clear()
         # Waits for what lingers, so that last aborts go out.
-        await asyncio.to_thread(self._context.term)
+        try:
+            await asyncio.to_thread(self._context.term)
+        except RuntimeError:
+            # The interpreter is ending and starts no threads; nobody else runs on this loop.
+            self._context.term()
 
     # --- requests
 
@@ -371,7 +375,7 @@ class EngineClient:
         if self._failure is not None:
             return
         self._failure = reason
-        log.info("link closed: %s", reason)
+        log.debug("link closed: %s", reason)
         streams, self._streams = self._streams, {}
         for stream in streams.values():
             stream.fail(reason)

@@ -1,6 +1,7 @@
 """`LLM`: an engine owned by a Python program that knows nothing of event loops."""
 
 import asyncio
+import contextlib
 import threading
 import weakref
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Sequence
@@ -190,5 +191,7 @@ class _LoopThread:
         """End the loop and its thread."""
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
-        self._loop.run_until_complete(self._loop.shutdown_default_executor())
+        # At the interpreter's end there are no threads left to shut down.
+        with contextlib.suppress(RuntimeError):
+            self._loop.run_until_complete(self._loop.shutdown_default_executor())
         self._loop.close()
