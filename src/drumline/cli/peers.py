@@ -23,9 +23,9 @@ EQUIVALENTS: dict[str, str] = {
     "-q": _CHECKPOINT,
     "--tokenizer": "the tokenizer is the checkpoint's own",
     "--tokenizer-mode": "the tokenizer is the checkpoint's own",
-    "--swap-space": "there is no host cache tier in this version",
-    "--cpu-offload-gb": "there is no host cache tier in this version",
-    "--kv-offloading-size": "there is no host cache tier in this version",
+    "--swap-space": "use --retraction-snapshot-host-gb",
+    "--cpu-offload-gb": "weights stay where they are computed; host memory can hold KV pages, "
+    "see --enable-kvstore",
     "--max-num-queued-reqs": "the queue has no limit in this version",
     "--generation-config": _CHECKPOINT,
     # SGLang
@@ -44,8 +44,6 @@ EQUIVALENTS: dict[str, str] = {
     "--world-size": _ONE_RANK,
     "--control-port": "leave it out, there is one port: --port",
     "--gateway-startup-timeout": "use --startup-timeout",
-    "--kvstore-ratio": "there is no host cache tier in this version",
-    "--kvstore-size": "there is no host cache tier in this version",
     "--ext-yaml": "use --config with a TOML file",
     # llama.cpp
     "-m": "use --model",
@@ -69,6 +67,5 @@ IGNORED: dict[str, str] = {
     "--enable-metrics": "metrics are always on, see /metrics",
     "--enforce-eager": "there are no graphs to capture on a CPU",
     "--enable-chunked-prefill": "prompts are always prefilled in chunks",
-    "--disable-kvstore": "there is no host cache tier to disable",
 }
 """Switches that ask for what is so anyway: taken, with a note."""

@@ -11,6 +11,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from drumline.contract.arrays import NO_INTS, IntArray
+from drumline.contract.cache import CacheAck
 from drumline.contract.messages import CallReply, Message
 from drumline.contract.outputs import Load, OutputColumns
 from drumline.contract.plan import Plan
@@ -100,8 +101,8 @@ class DataPlane(Protocol):
     """The device side: the closed list of what the control plane may ask of it.
 
     Operations are queued for the forward thread in call order, and none but
-    `complete` waits. Every operation raises InvariantError once the forward
-    thread has failed.
+    `complete` waits; `poll_cache_acks` is a question, answered at once. Every operation
+    raises InvariantError once the forward thread has failed.
     """
 
     def admit(self, requests: Sequence[Admission]) -> None:
@@ -112,6 +113,9 @@ class DataPlane(Protocol):
 
     def complete(self, ticket: int) -> ForwardResult:
         """Wait for a forward's results. Tickets are completed in order, each once."""
+
+    def poll_cache_acks(self) -> list[CacheAck]:
+        """Return the ends of cache operations that landed since the last call; each once."""
 
     def release(self, rids: Sequence[str]) -> None:
         """Forget ended requests, behind the forwards that read what they hold."""

@@ -54,6 +54,12 @@ class DeviceSpecs(Struct, frozen=True, kw_only=True):
     """Tokens one forward may feed."""
     backend: str
     """Which kernels run, for the log and `/server_info`."""
+    num_host_pages: int = 1
+    """Parents in the host pool, the null page 0 included; 1 is no pool."""
+    num_snapshot_pages: int = 1
+    """Parents in the pool of suspended requests' images, the null page included; 1 is no pool."""
+    max_retracted_requests: int = 0
+    """Requests that may be suspended at the same time."""
 
     @property
     def kv_tokens(self) -> int:

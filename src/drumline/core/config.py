@@ -18,6 +18,8 @@ from drumline.core.errors import ConfigError
 
 Port = Annotated[int, Meta(ge=0, le=65535)]
 Positive = Annotated[int, Meta(ge=1)]
+NotNegative = Annotated[int, Meta(ge=0)]
+Gigabytes = Annotated[float, Meta(ge=0)]
 Share = Annotated[float, Meta(gt=0.0, le=1.0)]
 
 
@@ -41,6 +43,13 @@ class LogLevel(StrEnum):
     INFO = "info"
     WARNING = "warning"
     ERROR = "error"
+
+
+class WritePolicy(StrEnum):
+    """When pages are written to the host cache."""
+
+    WRITE_THROUGH = "write_through"
+    WRITE_BACK = "write_back"
 
 
 class ModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -124,6 +133,61 @@ class CacheConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             },
         ),
     ] = True
+    kvstore: Annotated[
+        bool,
+        Meta(
+            description="keep prefix pages in host memory once they leave the KV pool; on a CPU, "
+            "where both are the same memory, a larger --kv-cache-size does the same without copies",
+            extra={
+                "flags": ["--enable-kvstore", "--enable-hierarchical-cache"],
+                "off": ["--disable-kvstore"],
+            },
+        ),
+    ] = False
+    kvstore_size: Annotated[
+        str | None,
+        Meta(
+            description="memory of the host cache, such as 8GiB; a bare number counts gigabytes",
+            extra=_flags("--hicache-size", "--kv-offloading-size"),
+        ),
+    ] = None
+    kvstore_ratio: Annotated[
+        float,
+        Meta(
+            gt=0,
+            description="host cache as a multiple of the KV pool, where --kvstore-size is not set",
+            extra=_flags("--hicache-ratio"),
+        ),
+    ] = 2.0
+    kvstore_write_policy: Annotated[
+        WritePolicy,
+        Meta(
+            description="write pages to the host cache when they are complete, or when the KV "
+            "pool gives them away",
+        ),
+    ] = WritePolicy.WRITE_THROUGH
+    retraction_snapshot_host_gb: Annotated[
+        Gigabytes | None,
+        Meta(
+            description="gigabytes of host memory for requests that are suspended when the KV "
+            "pool is full, taken as it is needed; 0 aborts the newest request in their place. "
+            "As large as the KV pool by default, but at most a quarter of the available memory",
+        ),
+    ] = None
+    retraction_snapshot_max_requests: Annotated[
+        NotNegative | None,
+        Meta(
+            description="requests that may be suspended at the same time; --max-num-seqs by "
+            "default, 0 aborts the newest request in their place",
+        ),
+    ] = None
+    debug_force_retraction_interval: Annotated[
+        NotNegative,
+        Meta(
+            description="suspend a request every so many plans, to test that it changes nothing; "
+            "0 is never",
+        ),
+    ] = 0
 
 
 class ScheduleConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -217,14 +281,14 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 _UNITS = {"": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
 
 
-def parse_bytes(setting: str, text: str) -> int:
+def parse_bytes(setting: str, text: str, unit: str = "") -> int:
     """Return the bytes that `text` (`2GiB`, `512 MiB`, `1000000`) names.
 
-    Raises ConfigError naming `setting` when it names none.
+    A bare number counts `unit`s. Raises ConfigError naming `setting` when it names none.
     """
     stripped = text.strip()
     digits = stripped.rstrip("KMGiBkmgb ")
-    unit = stripped[len(digits) :].strip().lower()
+    unit = stripped[len(digits) :].strip().lower() or unit
     try:
         size = int(float(digits) * _UNITS[unit])
     except (KeyError, ValueError, OverflowError):

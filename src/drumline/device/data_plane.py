@@ -3,10 +3,11 @@
 It turns each operation into a task of the forward thread and holds no tensor.
 """
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 from functools import partial
 
+from drumline.contract.cache import CacheAck
 from drumline.contract.plan import Plan
 from drumline.contract.ports import Dispatch
 from drumline.contract.request import Admission
@@ -22,12 +23,14 @@ class QueuedDataPlane:
     Thread: control thread.
     """
 
-    __slots__ = ("_handle", "_open", "_thread", "_tickets")
+    __slots__ = ("_acks", "_handle", "_open", "_thread", "_tickets")
 
     def __init__(self, handle: DeviceHandle, thread: ForwardThread) -> None:
         self._handle = handle
         self._thread = thread
         self._tickets = 0
+        self._acks: deque[CacheAck] = deque()
+        """Filled by the forward thread, emptied by the control thread."""
         self._open: OrderedDict[int, Answer[ForwardResult | None]] = OrderedDict()
 
     def admit(self, requests: Sequence[Admission]) -> None:
@@ -51,6 +54,10 @@ class QueuedDataPlane:
         if result is None:
             raise InvariantError(f"the forward of ticket {ticket} returned nothing")
         return result
+
+    def poll_cache_acks(self) -> list[CacheAck]:
+        """Return the ends of cache operations that landed since the last call; each once."""
+        return [self._acks.popleft() for _ in range(len(self._acks))]
 
     def release(self, rids: Sequence[str]) -> None:
         """Queue: forget ended requests, behind the forwards that read what they hold."""

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from drumline.contract.arrays import IntArray
+from drumline.contract.cache import CacheAck
 from drumline.contract.plan import Batch, Bound, Plan
 from drumline.contract.ports import Dispatch, LogprobPlan
 from drumline.contract.request import Admission
@@ -63,6 +64,7 @@ class PagedPlane:
         self._last: dict[str, int] = {}
         self._queue: deque[Callable[[], None]] = deque()
         self._results: dict[int, ForwardResult] = {}
+        self._acks: list[CacheAck] = []
         self._tickets = 0
         self._completed = 0
 
@@ -95,6 +97,11 @@ class PagedPlane:
         while ticket not in self._results:
             self._queue.popleft()()
         return self._results.pop(ticket)
+
+    def poll_cache_acks(self) -> list[CacheAck]:
+        """Return the ends of cache operations that landed since the last call."""
+        landed, self._acks = self._acks, []
+        return landed
 
     def release(self, rids: Sequence[str]) -> None:
         """Queue: forget requests."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from drumline.collective.solo import SoloGroup
+from drumline.contract.cache import CacheAck
 from drumline.contract.messages import AbortAsked, CallAsked, Submitted
 from drumline.contract.plan import Plan, decode_plan, encode_plan
 from drumline.contract.ports import DataPlane, Dispatch, Group
@@ -73,6 +74,9 @@ class EncodedPlane:
 
     def complete(self, ticket: int) -> ForwardResult:
         return decode_result(encode_result(self._plane.complete(ticket)))
+
+    def poll_cache_acks(self) -> list[CacheAck]:
+        return self._plane.poll_cache_acks()
 
     def release(self, rids: Sequence[str]) -> None:
         self._plane.release(rids)

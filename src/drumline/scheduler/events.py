@@ -3,6 +3,7 @@
 from msgspec import Struct
 
 from drumline.contract.arrays import IntArray
+from drumline.contract.cache import CacheAck
 from drumline.core.errors import InvariantError
 
 
@@ -58,8 +59,8 @@ class Tick(Struct, frozen=True, kw_only=True):
     allow_forward: bool = True
 
 
-HeadEvent = Tick
-"""What the head of a round advances by."""
+HeadEvent = Tick | CacheAck
+"""What the head of a round advances by; acknowledgments are those that all members agree on."""
 
 
 class IllegalTransitionError(InvariantError):

@@ -6,11 +6,14 @@ callers.
 """
 
 from collections.abc import Callable, Sequence
+from typing import assert_never
 
 import numpy as np
 
 from drumline.contract.arrays import IntArray
+from drumline.contract.cache import CacheAck
 from drumline.contract.plan import Batch, Plan
+from drumline.core.errors import InvariantError
 from drumline.scheduler.admission import Admission, Chunk
 from drumline.scheduler.blocks import BlockPool
 from drumline.scheduler.capacity import max_request_tokens
@@ -25,6 +28,7 @@ from drumline.scheduler.events import (
     RequestSpec,
     Results,
     Sizes,
+    Tick,
 )
 from drumline.scheduler.explanation import explain
 from drumline.scheduler.lifecycle import Move, State
@@ -128,7 +132,13 @@ class Scheduler:
     def advance_head(self, events: Sequence[HeadEvent]) -> None:
         """Apply what is known before planning."""
         for event in events:
-            self._forwards_allowed = event.allow_forward
+            match event:
+                case Tick():
+                    self._forwards_allowed = event.allow_forward
+                case CacheAck():
+                    raise InvariantError(f"{event!r} ends an operation that was never planned")
+                case _:
+                    assert_never(event)
 
     def advance(self, events: Sequence[Event]) -> None:
         """Apply what happened since the last plan, in order.
