@@ -6,6 +6,8 @@ against the checkpoint and the machine. What is needed only at start-up stays he
 
 import logging
 import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -36,6 +38,7 @@ _DTYPES = {
     Dtype.FLOAT16: torch.float16,
 }
 _MIB = 1 << 20
+_MANY_WEIGHTS = 1_000_000_000
 _LEAST_PAGES = 2
 """The null page, and one to use."""
 _WORKSPACE_BYTES = 256 * _MIB
@@ -89,7 +92,8 @@ def _build(config: Config) -> DeviceBuild:
 
     device = torch.device("cpu")
     backend = Backend("torch", TorchLinear, TorchAttention)
-    decoder = load_decoder(model, checkpoint.weights, backend, dtype, device)
+    with _load_threads(weight_count(model)):
+        decoder = load_decoder(model, checkpoint.weights, backend, dtype, device)
     pool = KvPool(
         layers=model.layers,
         blocks=pages,
@@ -138,6 +142,22 @@ def _build(config: Config) -> DeviceBuild:
     )
     handle = DeviceHandle(executor, pool, table, sampler)
     return DeviceBuild(specs, handle, StartUp(files, load_ms, weight_bytes, pages * page_bytes))
+
+
+@contextmanager
+def _load_threads(weights: int) -> Iterator[None]:
+    """Read a small model with one thread.
+
+    Reading is thousands of short operations. Shared among threads, each ends in a
+    barrier, which costs milliseconds wherever another process holds one of the cores.
+    """
+    threads = torch.get_num_threads()
+    if weights < _MANY_WEIGHTS:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _context(config: Config, model: DecoderConfig) -> int:

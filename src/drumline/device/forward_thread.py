@@ -5,6 +5,7 @@ It runs what it is given, in order, and knows nothing of what that does.
 
 import logging
 import queue
+import sys
 import threading
 from collections.abc import Callable
 from typing import Generic, TypeVar
@@ -15,6 +16,7 @@ T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 _LIVENESS_S = 1.0
+_SWITCH_INTERVAL_S = 1e-4
 
 
 class Answer(Generic[T]):
@@ -64,6 +66,9 @@ class ForwardThread:
     __slots__ = ("_failure", "_queue", "_thread")
 
     def __init__(self) -> None:
+        # A forward takes the interpreter's lock again after each operation: with the default
+        # interval, a control thread that computes makes it wait 5 ms each time.
+        sys.setswitchinterval(_SWITCH_INTERVAL_S)
         self._queue: queue.SimpleQueue[_Task[object] | None] = queue.SimpleQueue()
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._serve, name="forward", daemon=True)
