@@ -103,3 +103,23 @@ def test_the_control_plane_draws_no_lots(name):
         for alias in node.names
     } | {node.module for node in ast.walk(TREES[name]) if isinstance(node, ast.ImportFrom)}
     assert not imported & {"random", "secrets", "uuid"}
+
+
+HOST_READS = {"item", "cpu", "tolist", "numpy", "nonzero", "synchronize"}
+
+
+def test_the_forward_waits_for_the_device_at_known_places_only():
+    places = {
+        f"{name}:{scope}"
+        for name in TREES
+        if name.startswith("device/")
+        for scope, call in calls(name)
+        if isinstance(call.func, ast.Attribute) and call.func.attr in HOST_READS
+    }
+    assert places == {
+        # Where a forward's results become host values.
+        "device/executor.py:Executor.run",
+        "device/sampling/sampler.py:_logprobs",
+        # Which rows must be sorted whole.
+        "device/sampling/draw.py:_draw_narrowed",
+    }
