@@ -225,6 +225,7 @@ class Transport:
                 if not init.addresses.inputs or not init.addresses.outputs:
                     raise MalformedFrameError("the frontend's INIT names no addresses")
                 socket.send(encode(Greeting(status="READY")))
+                socket.close(CONNECT_TIMEOUT_S * 1000)
                 return init.addresses
             log.warning("no frontend at %s after %d s, still waiting", self._handshake, waited_s)
         raise PeerError(f"no frontend answered at {self._handshake} within {INIT_TIMEOUT_S} s")
