@@ -6,7 +6,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 ARGS   ?=
 
-.PHONY: setup serve test lint fmt bench check clean
+.PHONY: setup serve test lint fmt bench soak check clean
 .DEFAULT_GOAL := check
 
 $(VENV)/.done: pyproject.toml constraints.txt scripts/setup
@@ -33,6 +33,9 @@ fmt: setup ## format in place
 
 bench: setup ## benchmarks, as a table and as JSON in benchmarks/results
 	$(BIN)/python benchmarks/run.py $(ARGS)
+
+soak: setup ## long random runs: the scheduler beside the published one, 200,000 events
+	DRUMLINE_SOAK_EVENTS=5000 $(BIN)/pytest tests/unit/scheduler $(ARGS)
 
 check: lint test ## what must be green before a commit
 

@@ -114,7 +114,7 @@ class BlockPool:
         """Grows whenever blocks become free or evictable; waiting for room watches it."""
         self._forget = forget
         self._free = FreeList(num_parents - 1)
-        self._order = EvictionOrder(lambda blocks: depth(self.node[blocks]), self._live)
+        self._order = EvictionOrder(depth, self._live)
         # Of packed groups only: a parent's owner, how many of its blocks are out, which
         # are not (bits), and the group's parents with room, by blocks out.
         self._owner = [-1] * num_parents
@@ -212,7 +212,6 @@ class BlockPool:
     def uncached(self, blocks: IndexArray) -> None:
         """Free those of `blocks`, cached until now, that nobody holds."""
         idle = blocks[self.refs[blocks] == 0]
-        self.epoch[blocks] = 0
         if len(idle):
             self.evictable -= len(idle)
             self.releases += 1
@@ -244,13 +243,13 @@ class BlockPool:
                 mine = blocks[groups == group]
                 if len(mine):
                     self._forget(group, mine)
-        self.epoch[blocks] = 0
         self.evictable -= len(blocks)
         self._put(blocks)
 
     # -- parents ------------------------------------------------------------------
 
     def _put(self, blocks: IndexArray) -> None:
+        self.epoch[blocks] = 0
         if len(self.packing) == 1:
             self._put_group(0, blocks)
             return

@@ -100,16 +100,14 @@ class Decoding:
         due = self._blocked + self._agenda.take(draft.round)
         if due and self._caching:
             self._publication.publish_decoded(np.array(due), draft)
-        for request in self._ready:
-            if self._caching:
-                self._publication.publish_prompt(request, request.prompt_tokens, draft)
-                self._publication.publish_tail(request, draft)
+        joining = {request.row: request for request in self._ready}
+        self._ready.clear()
+        for request in joining.values():
             self._requests.move(request, Move.DECODE)
             roster.join(request.row)
-            due.append(request.row)
-        self._ready.clear()
+        due += joining
         members = len(roster)
-        left_out = self._blocked = self._make_room(due, draft) if due else []
+        left_out = self._blocked = self._make_room(due, joining, draft) if due else []
         aborted = len(roster) < members
         roster.refresh()
         rows, index = roster.rows, roster.index
@@ -130,15 +128,28 @@ class Decoding:
             return None
         return Decodes(rows, generations, lengths, prefix.astype(np.int32))
 
-    def _make_room(self, due: list[int], draft: Draft) -> list[int]:
-        """Give due rows the blocks they need; returns those that must sit this round out."""
+    def _make_room(self, due: list[int], joining: dict[int, Request], draft: Draft) -> list[int]:
+        """Give due rows the blocks they need, in order of submission.
+
+        Returns those that must sit this round out.
+        """
         fields, limit = self._rows, self._tables.max_tokens
         rows = np.array(due)
-        targets = fields.computed[rows] + self._step
-        if int(targets.max()) <= limit and self._tables.extend(rows, targets, draft):
-            return []
-        due.sort(key=fields.sequence.__getitem__)
-        return [row for row in due if not self._grow(row, draft)]
+        if len(due) > 1:
+            rows = rows[np.argsort(fields.sequence[rows])]
+        if not joining:
+            targets = fields.computed[rows] + self._step
+            if int(targets.max()) <= limit and self._tables.extend(rows, targets, draft):
+                return []
+        blocked = []
+        for row in rows.tolist():
+            if row in joining and self._caching:
+                request = joining[row]
+                self._publication.publish_prompt(request, request.prompt_tokens, draft)
+                self._publication.publish_tail(request, draft)
+            if not self._grow(row, draft):
+                blocked.append(row)
+        return blocked
 
     def _grow(self, row: int, draft: Draft) -> bool:
         tokens = int(self._rows.computed[row]) + self._width

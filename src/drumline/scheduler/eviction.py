@@ -4,7 +4,7 @@ Blocks wait under the epoch of the admission that touched them last, oldest epoc
 first; within an epoch by rank, and within a rank the deepest first, so that a
 prefix outlives what hangs on it. Filing is cheap and never undone: a block that
 somebody took since, or that was touched again, is stale where it was filed and is
-skipped there. It knows blocks as numbers and asks nobody what they hold.
+skipped there. It knows blocks as numbers and asks others what they are.
 """
 
 import heapq
@@ -21,22 +21,24 @@ RANKS = 4
 class EvictionOrder:
     """Blocks nobody holds, in the order they are given up.
 
-    `live` returns which of the blocks filed under an epoch are not stale; `depths`
-    how far each block is from its prompt's start.
+    `live` returns which of the blocks filed under an epoch are not stale; of two that
+    are, the one of the higher `depth` goes first.
     """
 
-    __slots__ = ("_buckets", "_depths", "_filed", "_keys", "_live")
+    __slots__ = ("_buckets", "_depth", "_filed", "_front", "_keys", "_live")
 
     def __init__(
         self,
-        depths: Callable[[IndexArray], IndexArray],
+        depth: Callable[[IndexArray], IndexArray],
         live: Callable[[IndexArray, int], IndexArray],
     ) -> None:
-        self._depths = depths
+        self._depth = depth
         self._live = live
         self._buckets: dict[int, list[IndexArray]] = {}
         self._keys: list[int] = []
         self._filed = 0
+        self._front = -1
+        """The bucket that is in order, if it is one array."""
 
     def file(self, blocks: IndexArray, epoch: int, rank: int, waiting: int) -> None:
         """File `blocks`; `waiting` is how many blocks in all are not stale."""
@@ -47,6 +49,8 @@ class EvictionOrder:
             heapq.heappush(self._keys, key)
         else:
             bucket.append(blocks)
+        if key == self._front:
+            self._front = -1
         self._filed += len(blocks)
         if self._filed > 2 * waiting + 4096:
             self._compact()
@@ -56,15 +60,21 @@ class EvictionOrder:
         taken: list[IndexArray] = []
         while count and self._keys:
             key = self._keys[0]
-            bucket = self._sorted(key)
-            chosen = bucket[max(len(bucket) - count, 0) :]
-            rest = bucket[: len(bucket) - len(chosen)]
+            if self._front != key:
+                self._buckets[key] = [self._sorted(key)]
+                self._front = key
+            bucket = self._buckets[key][0]
+            at = max(len(bucket) - count, 0)
+            chosen, rest = bucket[at:], bucket[:at]
             self._filed -= len(chosen)
+            # It was in order when it was sorted; since then, some may have been taken.
+            chosen = self._live(chosen, key // RANKS)
             if len(rest):
                 self._buckets[key] = [rest]
             else:
                 heapq.heappop(self._keys)
                 del self._buckets[key]
+                self._front = -1
             taken.append(chosen[::-1])
             count -= len(chosen)
         if len(taken) == 1:
@@ -72,14 +82,15 @@ class EvictionOrder:
         return np.concatenate(taken) if taken else NOBODY
 
     def _sorted(self, key: int) -> IndexArray:
-        """Return a bucket's blocks that are not stale, shallow to deep."""
+        """Return a bucket's blocks that are not stale, the last to go first."""
         parts = self._buckets[key]
         blocks = parts[0] if len(parts) == 1 else np.unique(np.concatenate(parts))
         live = self._live(blocks, key // RANKS)
         self._filed -= sum(map(len, parts)) - len(live)
-        return live[np.argsort(self._depths(live), kind="stable")]
+        return live[np.argsort(self._depth(live), kind="stable")]
 
     def _compact(self) -> None:
+        self._front = -1
         for key in list(self._buckets):
             live = self._sorted(key)
             if len(live):
@@ -93,9 +104,12 @@ class EvictionOrder:
         self._buckets.clear()
         self._keys.clear()
         self._filed = 0
+        self._front = -1
 
     def waiting(self) -> IndexArray:
         """Return every block that is not stale, each once; for checks."""
-        parts = [self._sorted(key) for key in list(self._buckets)]
-        self._compact()
+        parts = [
+            self._live(np.unique(np.concatenate(parts)), key // RANKS)
+            for key, parts in self._buckets.items()
+        ]
         return np.concatenate(parts) if parts else NOBODY

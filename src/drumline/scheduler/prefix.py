@@ -36,8 +36,10 @@ class PrefixIndex:
         "_filled",
         "_free",
         "_free_count",
+        "_group_of",
         "_nodes",
         "_owner",
+        "_page",
         "_tail_of",
         "_tails",
         "blocks",
@@ -45,8 +47,9 @@ class PrefixIndex:
         "slots",
     )
 
-    def __init__(self, slots: Sequence[int]) -> None:
+    def __init__(self, page_tokens: int, slots: Sequence[int]) -> None:
         size = _FIRST_CAPACITY
+        self._page = page_tokens
         self.slots = list(slots)
         self.blocks: list[IndexArray] = [np.zeros((size, count), np.intp) for count in slots]
         self.end: IndexArray = np.zeros(size, np.intp)
@@ -57,6 +60,7 @@ class PrefixIndex:
         self._free: IndexArray = np.arange(size - 1, 0, -1)
         self._free_count = size - 1
         self._owner: IndexArray = np.zeros(0, np.intp)
+        self._group_of = np.zeros(0, np.int8)
 
         # The partial pages behind each full one, by its digest, oldest first; and back.
         self._tails: dict[bytes, list[int]] = {}
@@ -64,12 +68,23 @@ class PrefixIndex:
 
     def watch(self, pool: BlockPool) -> None:
         """Mark in `pool` which boundary a block belongs to."""
-        self._owner = pool.node
+        self._owner, self._group_of = pool.node, pool.group_of
 
-    def depth(self, nodes: IndexArray) -> IndexArray:
-        """Return how far boundaries are from their sequence's start."""
-        depths: IndexArray = self.end[nodes]
-        return depths
+    def depth(self, blocks: IndexArray) -> IndexArray:
+        """Return how far cached blocks are from their sequence's start, as a number to sort by.
+
+        Of two blocks that start at the same token, the one of the lower number is deeper.
+        """
+        nodes = self._owner[blocks]
+        start = (self.end[nodes] - 1) // self._page * self._page
+        groups = self._group_of[blocks]
+        for group, slots in enumerate(self.slots):
+            if slots > 1:
+                mine = np.flatnonzero(groups == group)
+                slot = (self.blocks[group][nodes[mine]] == blocks[mine][:, None]).argmax(axis=1)
+                start[mine] += slot * (self._page // slots)
+        depth: IndexArray = (start << 32) - blocks
+        return depth
 
     def __len__(self) -> int:
         return len(self._nodes)

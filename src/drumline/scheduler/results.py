@@ -69,8 +69,8 @@ class Commits:
     def _write(self, rows: IndexArray, counts: IntArray, tokens: IntArray) -> None:
         fields = self._rows
         known = fields.known[rows]
-        # As many tokens as rows, and no row without: one each.
-        if len(tokens) == len(rows) and np.count_nonzero(counts) == len(rows):
+        # As many tokens as rows, and no row without: one each, and none had drafts.
+        if self._width == 1 and len(tokens) == len(rows) and np.count_nonzero(counts) == len(rows):
             fields.known[rows] = known + ONE
             if self._hashing:
                 self._newest[fields.origin[rows] + known] = tokens

@@ -72,7 +72,7 @@ class Scheduler:
         self.max_request_tokens = max_request_tokens(config)
         """Longest prompt plus answer that the pool and the model have room for."""
         slots = [size // group.block_tokens for group in config.groups]
-        self._index = PrefixIndex(slots)
+        self._index = PrefixIndex(size, slots)
         self._pool = BlockPool(
             config.groups, config.num_pages, self._index.forget, self._index.depth
         )

@@ -45,6 +45,7 @@ class Rig:
             np.zeros((self.config.max_rows + 1, 4096), np.int32) for _ in self.config.groups
         ]
         self.bound: dict[int, str] = {}
+        self.names: dict[tuple[int, int], str] = {}
         self.memory: list[dict[tuple[int, int], int]] = [{} for _ in self.config.groups]
         self.histories: dict[str, list[int]] = {}
         self.prompts: dict[str, list[int]] = {}
@@ -74,6 +75,7 @@ class Rig:
             self.tables[patch.group][patch.rows, patch.columns] = patch.blocks
         for bound in plan.bound:
             self.bound[bound.row] = bound.rid
+            self.names[bound.row, bound.generation] = bound.rid
         if plan.batch is not None:
             self._read(plan.batch)
             self.in_flight.append(plan.batch)

@@ -1,0 +1,79 @@
+"""The published C++ scheduler, dressed so that it can be driven beside ours."""
+
+import tokenspeed_scheduler as cpp
+
+from drumline.contract.specs import AttentionKind
+from drumline.scheduler.config import SchedulerConfig
+
+KINDS = {
+    AttentionKind.FULL: cpp.AttnKind.Full,
+    AttentionKind.SLIDING_WINDOW: cpp.AttnKind.SlidingWindow,
+    AttentionKind.STATE: cpp.AttnKind.State,
+}
+
+
+class Published:
+    """One C++ scheduler with the configuration of one of ours."""
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        theirs = cpp.SchedulerConfig()
+        theirs.prefix_granularity = config.prefix_granularity
+        theirs.num_device_pages = config.num_pages
+        theirs.num_snapshot_pages = 1
+        theirs.max_scheduled_tokens = config.max_scheduled_tokens
+        theirs.max_batch_size = config.max_rows
+        theirs.decode_input_tokens = config.decode_tokens
+        theirs.overlap_schedule_depth = config.overlap_depth
+        theirs.enable_mixed_prefill_decode = config.mixed_batch
+        theirs.disable_prefix_cache = not config.prefix_caching
+        groups = []
+        for group in config.groups:
+            one = cpp.CacheGroupConfig(
+                group.group_id,
+                group.block_tokens,
+                (config.num_pages - 1) * group.blocks_per_parent,
+                KINDS[group.kind],
+            )
+            one.cache_blocks_per_lcm_block = group.blocks_per_parent
+            if group.window_tokens is not None:
+                one.sliding_window_tokens = group.window_tokens
+            groups.append(one)
+        theirs.cache_groups = groups
+        self.scheduler = cpp.Scheduler(theirs)
+
+    def submit(self, rid: str, tokens: list[int], max_new_tokens: int) -> bool:
+        """Submit; returns whether it was taken."""
+        spec = cpp.RequestSpec()
+        spec.request_id, spec.tokens, spec.max_new_tokens = rid, tokens, max_new_tokens
+        try:
+            self.scheduler.submit_requests([spec])
+        except ValueError:
+            return False
+        return True
+
+    def plan(self):
+        return self.scheduler.next_execution_plan()
+
+    def commit(self, rids: list[str], tokens: list[list[int]]) -> None:
+        self._advance([self._result(*pair) for pair in zip(rids, tokens, strict=True)])
+
+    def finish(self, rid: str) -> None:
+        event = cpp.ForwardEvent.Finish()
+        event.request_id = rid
+        self._advance([event])
+
+    def abort(self, rid: str) -> None:
+        event = cpp.ForwardEvent.Abort()
+        event.request_id = rid
+        self._advance([event])
+
+    def _result(self, rid: str, tokens: list[int]):
+        event = cpp.ForwardEvent.ExtendResult()
+        event.request_id, event.tokens = rid, tokens
+        return event
+
+    def _advance(self, events) -> None:
+        execution = cpp.ExecutionEvent()
+        for event in events:
+            execution.add_event(event)
+        self.scheduler.advance(execution)
