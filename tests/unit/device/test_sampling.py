@@ -67,6 +67,7 @@ HOW = [
     {"top_p": 0.9, "temperature": 9.0},
     {"top_k": 5000, "top_p": 0.95, "temperature": 9.0},
     {"top_k": 2500, "temperature": 9.0},
+    {"top_k": 3000, "top_p": 0.05, "temperature": 9.0},
 ]
 
 
