@@ -19,7 +19,7 @@ serve: setup ## serve the embedded model on http://127.0.0.1:8000
 	$(BIN)/drumline serve $(ARGS)
 
 test: setup ## run the tests
-	HF_HUB_OFFLINE=1 $(BIN)/pytest $(ARGS)
+	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest $(ARGS)
 
 lint: setup ## formatting, lint, types, room contracts
 	$(BIN)/ruff format --check .
@@ -34,8 +34,9 @@ fmt: setup ## format in place
 bench: setup ## benchmarks, as a table and as JSON in benchmarks/results
 	$(BIN)/python benchmarks/run.py $(ARGS)
 
-soak: setup ## long random runs: the scheduler beside the published one, 200,000 events
+soak: setup ## long random runs: the scheduler beside the published one, a million rounds for memory
 	DRUMLINE_SOAK_EVENTS=5000 $(BIN)/pytest tests/unit/scheduler $(ARGS)
+	$(BIN)/python benchmarks/round.py --soak 1000000 --json benchmarks/results/soak.json
 
 check: lint test ## what must be green before a commit
 

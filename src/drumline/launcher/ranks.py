@@ -17,7 +17,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -111,6 +111,7 @@ class Ranks:
                 stdin=subprocess.PIPE,
                 pass_fds=(write_fd,),
                 start_new_session=True,
+                env=_rank_environment(os.environ),
             )
         except OSError:
             os.close(read_fd)
@@ -234,6 +235,17 @@ class Ranks:
                 log.warning("killing rank %d (pid %d)", rank.index, rank.process.pid)
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(rank.process.pid, signal.SIGKILL)
+
+
+def _rank_environment(ours: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a rank: ours, with threads that wait asleep.
+
+    OpenMP's workers otherwise spin at every barrier; beside anything else that wants a
+    processor, be it our own server, a forward then takes several times as long.
+    """
+    if "OMP_WAIT_POLICY" in ours or "GOMP_SPINCOUNT" in ours:
+        return dict(ours)
+    return {**ours, "OMP_WAIT_POLICY": "PASSIVE"}
 
 
 async def _exited(ranks: Sequence[_Rank], timeout_s: float) -> None:

@@ -1,0 +1,187 @@
+"""What a client sees: time to the first token, between tokens, and tokens a second.
+
+    python benchmarks/serve.py [--json FILE] [--streams 1 16 64] [--prompt 64] [--tokens 32]
+                               [--model MODEL] [--ways offline http]
+
+`offline` is `AsyncLLM` in this process, `http` the server in another one with streamed
+completions. All streams begin at the same moment; prompts are random token ids, so that no
+prefix is found again, and no answer ends before its length. The time to the first token
+therefore has the prefill of all streams in it. Under load the chunks of a stream may carry
+several tokens; the gap is that between chunks.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import random
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+
+from drumline import AsyncLLM, SamplingParams
+from drumline.core.version import VERSION
+
+READY = "drumline serve ready on "
+
+
+class Measured:
+    """The times of one run, in seconds."""
+
+    def __init__(self) -> None:
+        self.first: list[float] = []
+        self.gaps: list[float] = []
+        self.tokens = 0
+
+    async def follow(self, counts: AsyncIterator[int]) -> None:
+        """Read a stream that yields how many tokens it has after each chunk."""
+        began = last = time.perf_counter()
+        total = 0
+        async for count in counts:
+            now = time.perf_counter()
+            if total:
+                self.gaps.append(now - last)
+            else:
+                self.first.append(now - began)
+            last, total = now, count
+        self.tokens += total
+
+    def row(self, streams: int, seconds: float) -> dict[str, float]:
+        return {
+            "streams": streams,
+            "ttft_p50_ms": _ms(self.first, 0.5),
+            "ttft_p95_ms": _ms(self.first, 0.95),
+            "itl_p50_ms": _ms(self.gaps, 0.5),
+            "itl_p95_ms": _ms(self.gaps, 0.95),
+            "tokens": self.tokens,
+            "tokens_per_s": round(self.tokens / seconds, 1),
+        }
+
+
+def _ms(values: list[float], share: float) -> float:
+    if len(values) < 2:
+        return round(1000 * sum(values), 1)
+    return round(1000 * statistics.quantiles(values, n=100)[round(100 * share) - 1], 1)
+
+
+def prompts(count: int, length: int) -> list[list[int]]:
+    lots = random.Random(count)
+    return [[lots.randrange(1000, 40_000) for _ in range(length)] for _ in range(count)]
+
+
+async def run(options, ask) -> list[dict[str, float]]:
+    """Measure `ask` (a prompt to the counts of its tokens) at every number of streams."""
+    warm = Measured()
+    await warm.follow(ask(prompts(1, options.prompt)[0]))
+    rows = []
+    for streams in options.streams:
+        measured = Measured()
+        began = time.perf_counter()
+        await asyncio.gather(
+            *(measured.follow(ask(prompt)) for prompt in prompts(streams, options.prompt))
+        )
+        rows.append(measured.row(streams, time.perf_counter() - began))
+        show(rows[-1])
+    return rows
+
+
+def offline(options) -> list[dict[str, float]]:
+    return asyncio.run(_offline(options))
+
+
+async def _offline(options) -> list[dict[str, float]]:
+    params = SamplingParams(temperature=0, max_tokens=options.tokens, ignore_eos=True)
+    async with AsyncLLM(options.model) as llm:
+
+        async def ask(prompt: list[int]) -> AsyncIterator[int]:
+            async for output in llm.generate(prompt, params):
+                yield len(output.outputs[0].token_ids)
+
+        return await run(options, ask)
+
+
+def http(options) -> list[dict[str, float]]:
+    command = [sys.executable, "-m", "drumline", "serve", "--port", "0", "--log-level", "warning"]
+    command += [options.model] if options.model else []
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            ready = next(line for line in server.stdout if line.startswith(READY))
+            return asyncio.run(_http(options, ready.removeprefix(READY).strip()))
+        finally:
+            server.terminate()
+
+
+async def _http(options, url: str) -> list[dict[str, float]]:
+    body = {
+        "max_tokens": options.tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+    }
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(base_url=url, timeout=600, limits=limits) as client:
+
+        async def ask(prompt: list[int]) -> AsyncIterator[int]:
+            asked = body | {"prompt": prompt}
+            async with client.stream("POST", "/v1/completions", json=asked) as reply:
+                reply.raise_for_status()
+                async for line in reply.aiter_lines():
+                    if not line.startswith("data: {"):
+                        continue
+                    event = json.loads(line.removeprefix("data: "))
+                    if event["choices"] and event["usage"]["completion_tokens"]:
+                        yield event["usage"]["completion_tokens"]
+
+        return await run(options, ask)
+
+
+def show(row: dict[str, float]) -> None:
+    print("".join(f"{value:>14}" for value in row.values()), flush=True)
+
+
+def machine() -> dict[str, object]:
+    return {
+        "machine": platform.machine(),
+        "system": platform.platform(),
+        "cpus": os.cpu_count(),
+        "python": platform.python_version(),
+        "drumline": VERSION,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", type=Path, help="write the figures here too")
+    parser.add_argument("--streams", type=int, nargs="+", default=[1, 16, 64])
+    parser.add_argument("--prompt", type=int, default=64, help="tokens of a prompt")
+    parser.add_argument("--tokens", type=int, default=32, help="tokens of an answer")
+    parser.add_argument("--model", help="the embedded one by default")
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
+    options = parser.parse_args()
+    report: dict[str, object] = {
+        "benchmark": "serve",
+        "prompt_tokens": options.prompt,
+        "answer_tokens": options.tokens,
+        **machine(),
+    }
+    for way in options.ways:
+        titles = ("streams", "ttft p50 ms", "ttft p95 ms", "itl p50 ms", "itl p95 ms")
+        print(f"{way}: prompts of {options.prompt} tokens, answers of {options.tokens}")
+        print("".join(f"{title:>14}" for title in (*titles, "tokens", "tokens/s")), flush=True)
+        report[way] = WAYS[way](options)
+    if options.json:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(json.dumps(report, indent=2) + "\n")
+
+
+WAYS = {"offline": offline, "http": http}
+
+if __name__ == "__main__":
+    main()
