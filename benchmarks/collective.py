@@ -42,13 +42,11 @@ def member(seat: Seat) -> None:
         for _ in range(WARM_UP):
             group.all_gather(payload)
         packed = []
+        cpu_start = time.process_time()
         for _ in range(BACK_TO_BACK):
             start = time.perf_counter_ns()
             group.all_gather(payload)
             packed.append((time.perf_counter_ns() - start) / 1e3)
-        cpu_start = time.process_time()
-        for _ in range(BACK_TO_BACK):
-            group.all_gather(payload)
         cpu_us = (time.process_time() - cpu_start) * 1e6 / BACK_TO_BACK
         spread = []
         for _ in range(AFTER_IDLE):

@@ -18,11 +18,11 @@ from zlib import crc32
 from drumline.contract.ports import Reduce
 from drumline.core.errors import InvariantError
 
-_BODY = struct.Struct("<Q")
+# Of the body, in bytes; a frame begins with it.
+LENGTH = struct.Struct("<Q")
 # Operation, bytes of the group's label, detail, sequence.
 _TAG = struct.Struct("<BxHIQ")
-LENGTH_BYTES = _BODY.size
-HEAD_BYTES = _BODY.size + _TAG.size
+HEAD_BYTES = LENGTH.size + _TAG.size
 _LONGEST_SPANS = 48
 _LONGEST_NAME = 64
 _INT64 = range(-(2**63), 2**63)
@@ -78,22 +78,17 @@ def tag(operation: Operation, detail: int, sequence: int, group: bytes) -> bytes
 
 def framed(exchange: bytes, body: bytes) -> bytes:
     """Return a whole frame of the exchange that tag `exchange` names."""
-    return b"".join((_BODY.pack(len(body)), exchange, body))
-
-
-def body_bytes(held: bytes, at: int) -> int:
-    """Return the length of the body of the frame that begins at byte `at`."""
-    return int.from_bytes(held[at : at + LENGTH_BYTES], "little")
+    return b"".join((LENGTH.pack(len(body)), exchange, body))
 
 
 def label_bytes(head: bytes) -> int:
     """Return the length of the group's label behind this head of HEAD_BYTES."""
-    return int(_TAG.unpack_from(head, LENGTH_BYTES)[1])
+    return int(_TAG.unpack_from(head, LENGTH.size)[1])
 
 
 def tag_of(head: bytes, group: bytes) -> bytes:
     """Return the tag that a head and the label behind it make up."""
-    return head[LENGTH_BYTES:] + group
+    return head[LENGTH.size :] + group
 
 
 def describe(exchange: bytes) -> str:

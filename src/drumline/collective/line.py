@@ -11,6 +11,8 @@ from drumline.collective import frame
 from drumline.core.errors import InvariantError
 
 _READ_AHEAD_BYTES = 16 * 1024
+_LENGTH_BYTES = frame.LENGTH.size
+_length_at = frame.LENGTH.unpack_from
 
 
 class Line:
@@ -44,9 +46,10 @@ class Line:
             held, at = self._read(), 0
             self._held, self._at = held, at
         # Nearly always one read brings the whole frame, and the frame is the right one.
-        if held.startswith(exchange, at + frame.LENGTH_BYTES):
-            length = frame.body_bytes(held, at)
-            begin = at + frame.LENGTH_BYTES + len(exchange)
+        tag_at = at + _LENGTH_BYTES
+        if held.startswith(exchange, tag_at):
+            (length,) = _length_at(held, at)
+            begin = tag_at + len(exchange)
             end = begin + length
             if end <= len(held) and length <= limit:
                 self._at = end
@@ -62,7 +65,7 @@ class Line:
                 f"rank {self._index} is in {frame.describe(exchange)}, "
                 f"but rank {self._peer} is in {frame.describe(other)}"
             )
-        length = frame.body_bytes(head, 0)
+        (length,) = _length_at(head)
         if length > limit:
             raise InvariantError(
                 f"rank {self._peer} announced {length} bytes in {frame.describe(exchange)}; "

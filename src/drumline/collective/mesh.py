@@ -197,6 +197,8 @@ class MeshGroup:
         exchange = frame.tag(operation, detail, sequence, self._label)
         if self._pulse.failure is not None:
             raise self._pulse.failure.error(f"rank {self._rank} entered {frame.describe(exchange)}")
+        self._pulse.awaited = self._rank
+        self._pulse.exchange = exchange
         try:
             return star(exchange, argument)
         except (OSError, EOFError, InvariantError) as error:
@@ -206,15 +208,15 @@ class MeshGroup:
             self._pulse.fail(Failure(text))
             raise
         finally:
-            self._pulse.wait = None
+            self._pulse.exchange = None
 
     def _broken(self, exchange: bytes, error: Exception) -> DrumlineError:
-        wait = self._pulse.wait
-        if isinstance(error, InvariantError) or wait is None:
+        wait = Wait(self._pulse.awaited, exchange)
+        if isinstance(error, InvariantError):
             failure = self._pulse.fail(Failure(str(error), ours=True))
         else:
             failure = self._pulse.verdict(wait.rank, str(error) or "it ended")
-        return failure.error(f"rank {self._rank} {wait or f'was in {frame.describe(exchange)}'}")
+        return failure.error(f"rank {self._rank} {wait}")
 
     # What the first member does, and what the others do, in each kind of exchange.
 
@@ -250,7 +252,7 @@ class MeshGroup:
             whole = frame.framed(exchange, payload)
             for rank in self._others:
                 if rank != self._members[root]:
-                    self._pulse.wait = Wait(rank, exchange)
+                    self._pulse.awaited = rank
                     self._lines[rank].send(whole)
             return payload
         if self.index == root:
@@ -261,23 +263,26 @@ class MeshGroup:
     def _collected(self, exchange: bytes, own: bytes) -> list[bytes]:
         self._check(exchange, own)
         payloads = [own]
+        pulse, lines, limit = self._pulse, self._lines, self._up_limit
         for rank in self._others:
-            payloads.append(self._received(rank, exchange, self._up_limit))  # noqa: PERF401
+            pulse.awaited = rank
+            payloads.append(lines[rank].receive(exchange, limit))
         return payloads
 
     def _spread(self, exchange: bytes, body: bytes) -> None:
         whole = frame.framed(exchange, body)
+        pulse, lines = self._pulse, self._lines
         for rank in self._others:
-            self._pulse.wait = Wait(rank, exchange)
-            self._lines[rank].send(whole)
+            pulse.awaited = rank
+            lines[rank].send(whole)
 
     def _send(self, rank: int, exchange: bytes, payload: bytes) -> None:
         self._check(exchange, payload)
-        self._pulse.wait = Wait(rank, exchange)
+        self._pulse.awaited = rank
         self._lines[rank].send(frame.framed(exchange, payload))
 
     def _received(self, rank: int, exchange: bytes, limit: int) -> bytes:
-        self._pulse.wait = Wait(rank, exchange)
+        self._pulse.awaited = rank
         return self._lines[rank].receive(exchange, limit)
 
     def _check(self, exchange: bytes, payload: bytes) -> None:

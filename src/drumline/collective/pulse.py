@@ -91,7 +91,8 @@ class _Peer:
 class Pulse:
     """Heartbeats to and from every peer, and the mesh's failure once there is one.
 
-    `wait` is set by the control thread before it blocks on a peer, and read here.
+    `exchange` is the tag of the exchange that the control thread is in, and `awaited` the rank
+    it may be blocked on there; it sets them, and this reads them.
     """
 
     def __init__(
@@ -102,7 +103,8 @@ class Pulse:
         clock: Clock,
         on_failure: Callable[[], None],
     ) -> None:
-        self.wait: Wait | None = None
+        self.exchange: bytes | None = None
+        self.awaited = index
         self.failure: Failure | None = None
         self._index = index
         self._settings = settings
@@ -295,21 +297,26 @@ class Pulse:
         self._judge_wait()
 
     def _judge_wait(self) -> None:
-        wait = self.wait
-        if wait is None or wait is not self._waited:
-            self._waited, self._waited_beats = wait, 0
+        exchange, awaited = self.exchange, self.awaited
+        waited = self._waited
+        if exchange is None or awaited == self._index:
+            self._waited, self._waited_beats = None, 0
+            return
+        # No two exchanges of a rank have the same tag.
+        if waited is None or waited.exchange is not exchange or waited.rank != awaited:
+            self._waited, self._waited_beats = Wait(awaited, exchange), 0
             self._report_at = self._beats(self._settings.wait_report_s)
             return
         self._waited_beats += 1
         if self._waited_beats < self._report_at:
             return
         self._report_at *= 2
-        peer = self._peers[wait.rank]
+        peer = self._peers[waited.rank]
         _log.warning(
             "rank %d %s, for %.1f s by now; rank %d %s",
             self._index,
-            wait,
+            waited,
             self._waited_beats * self._settings.beat_s,
-            wait.rank,
+            waited.rank,
             f"has missed {peer.missed} beats" if peer.quiet else f"is alive and {peer.state}",
         )
