@@ -4,8 +4,9 @@
 
 Every member is a process of its own. Back to back, a member enters the next exchange as soon as
 it has the last one's result; after idle, all sleep 10 ms in between. A run's figure is the p50
-of its slowest member; the table shows the median over the runs. With --check the exit status
-tells whether the bars hold.
+of its slowest member; the table shows the median over the runs. `bare` is the same star on
+plain sockets, with nothing but a send and a receive a message: what the machine itself takes.
+With --check the exit status tells whether the bars hold.
 """
 
 import argparse
@@ -23,6 +24,7 @@ from pathlib import Path
 import msgspec
 
 from drumline.collective.mesh import join
+from drumline.collective.rendezvous import connect
 from drumline.collective.settings import MeshSettings, Seat
 from drumline.core.clock import SystemClock
 
@@ -54,6 +56,8 @@ def member(seat: Seat) -> None:
             start = time.perf_counter_ns()
             group.all_gather(payload)
             spread.append((time.perf_counter_ns() - start) / 1e3)
+        group.all_gather(b"before the address is used again")
+    bare_us = bare(seat)
     print(
         json.dumps(
             {
@@ -61,9 +65,34 @@ def member(seat: Seat) -> None:
                 "p99_us": statistics.quantiles(packed, n=100)[98],
                 "cpu_us": cpu_us,
                 "after_idle_p50_us": statistics.median(spread),
+                "bare_p50_us": bare_us,
             }
         )
     )
+
+
+def bare(seat: Seat) -> float:
+    """Return the p50 of the same star on plain sockets, in µs."""
+    links = connect(seat, MeshSettings(), SystemClock())
+    peers = [links.lines[rank] for rank in sorted(links.lines)] if seat.index == 0 else []
+    first = links.lines.get(0)
+    for line in links.lines.values():
+        line.settimeout(None)
+        line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    up, down = bytes(PAYLOAD_BYTES), bytes(PAYLOAD_BYTES * seat.size)
+    taken = []
+    for _ in range(BACK_TO_BACK):
+        start = time.perf_counter_ns()
+        if first is not None:
+            first.send(up)
+            first.recv(4096)
+        for peer in peers:
+            peer.recv(4096)
+        for peer in peers:
+            peer.send(down)
+        taken.append((time.perf_counter_ns() - start) / 1e3)
+    links.close()
+    return statistics.median(taken)
 
 
 def run(size: int) -> dict[str, float]:
@@ -123,7 +152,7 @@ def main() -> None:
     }
     missed = False
     sizes: dict[str, dict[str, float | list[float]]] = {}
-    print("members  p50 µs  (runs)                     bar   p99    CPU/member  after 10 ms idle")
+    print("members  p50 µs  (runs)                     bar   p99  CPU µs  after idle    bare")
     for size in arguments.sizes:
         runs = [run(size) for _ in range(arguments.runs)]
         medians = {name: statistics.median(r[name] for r in runs) for name in runs[0]}
@@ -136,8 +165,8 @@ def main() -> None:
         }
         print(
             f"{size:7}  {medians['p50_us']:6.1f}  {' '.join(map(str, p50s)):25}  "
-            f"{bar or '-':>5}  {medians['p99_us']:6.0f}  {medians['cpu_us']:10.1f}  "
-            f"{medians['after_idle_p50_us']:8.0f}"
+            f"{bar or '-':>5}  {medians['p99_us']:6.0f}  {medians['cpu_us']:6.1f}  "
+            f"{medians['after_idle_p50_us']:10.0f}  {medians['bare_p50_us']:6.1f}"
         )
     report["members"] = sizes
     if arguments.json:

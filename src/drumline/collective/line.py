@@ -61,9 +61,11 @@ class Line:
         head = self._take(frame.HEAD_BYTES)
         other = frame.tag_of(head, self._take(frame.label_bytes(head)))
         if other != exchange:
+            # Both ends may find out at once; sorted, they say the same.
+            here, there = sorted(((self._index, exchange), (self._peer, other)))
             raise InvariantError(
-                f"rank {self._index} is in {frame.describe(exchange)}, "
-                f"but rank {self._peer} is in {frame.describe(other)}"
+                f"rank {here[0]} is in {frame.describe(here[1])}, "
+                f"but rank {there[0]} is in {frame.describe(there[1])}"
             )
         (length,) = _length_at(head)
         if length > limit:

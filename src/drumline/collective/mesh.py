@@ -1,9 +1,9 @@
 """A mesh of ranks over TCP, and the groups that exchange over it.
 
 Every rank is connected with every other. A group is a star over its first member: the others
-give it their part, it gives back the whole. All waits are plain blocking reads; what ends one
-early is the pulse, which cuts the lines once the mesh has failed. A failed mesh stays failed:
-ranks that are out of step, or one short, have nothing left to agree on.
+give it their part, it gives back the whole; two members just swap. All waits are plain blocking
+reads; what ends one early is the pulse, which cuts the lines once the mesh has failed. A failed
+mesh stays failed: ranks that are out of step, or one short, have nothing left to agree on.
 
 It does not know what the bytes mean, nor which groups an engine needs.
 """
@@ -20,6 +20,9 @@ from drumline.collective.pulse import Failure, Pulse, Wait
 from drumline.collective.settings import MeshSettings, Seat
 from drumline.contract.ports import Clock, Reduce
 from drumline.core.errors import DrumlineError, InvariantError
+
+_PAIR = 2
+_AT_ONCE_BYTES = 8 * 1024
 
 _Argument = TypeVar("_Argument")
 _Result = TypeVar("_Result")
@@ -221,6 +224,8 @@ class MeshGroup:
     # What the first member does, and what the others do, in each kind of exchange.
 
     def _gather(self, exchange: bytes, payload: bytes) -> list[bytes]:
+        if self.size == _PAIR:
+            return self._swap(exchange, payload)
         if self.index == 0:
             payloads = self._collected(exchange, payload)
             self._spread(exchange, frame.joined(payloads))
@@ -228,12 +233,30 @@ class MeshGroup:
         self._send(self._first, exchange, payload)
         return frame.split(self._received(self._first, exchange, self._down_limit), self.size)
 
+    def _swap(self, exchange: bytes, payload: bytes) -> list[bytes]:
+        """Gather between two, who need no centre: neither waits for the other to answer.
+
+        What the first member sends at once fits the line, which the other has emptied by the
+        time it enters; something longer goes second, or both could be stuck sending.
+        """
+        leads = self.index == 0
+        peer = self._members[1 - self.index]
+        first = not leads or len(payload) <= _AT_ONCE_BYTES
+        if first:
+            self._send(peer, exchange, payload)
+        other = self._received(peer, exchange, self._up_limit)
+        if not first:
+            self._send(peer, exchange, payload)
+        return [payload, other] if leads else [other, payload]
+
     def _gather_rows(self, exchange: bytes, row: Sequence[int]) -> list[list[int]]:
         return frame.rows(self._gather(exchange, frame.packed(row)))
 
     def _reduce(self, exchange: bytes, argument: tuple[Sequence[int], Reduce]) -> list[int]:
         values, how = argument
         own = frame.packed(values)
+        if self.size == _PAIR:
+            return frame.reduced(frame.rows(self._swap(exchange, own)), how)
         if self.index == 0:
             result = frame.reduced(frame.rows(self._collected(exchange, own)), how)
             self._spread(exchange, frame.packed(result))

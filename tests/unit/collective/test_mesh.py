@@ -47,6 +47,18 @@ def test_payloads_larger_than_every_buffer_arrive_whole(three):
     assert together(three, act) == [(True, [b"after"] * 3)] * 3
 
 
+@pytest.mark.parametrize("sizes", [(9, 5_000_000), (5_000_000, 9), (5_000_000, 5_000_000)])
+def test_two_ranks_that_swap_do_not_get_stuck_sending(sizes):
+    def act(end):
+        pair = end.group([1, 0])
+        for n in range(30):  # the line is full of these when the swap begins
+            pair.broadcast(0, b"%d" % n * 3000)
+        return pair.all_gather(bytes(sizes[pair.index]))
+
+    with meshes(2) as ends:
+        assert together(ends, act) == [[bytes(size) for size in sizes]] * 2
+
+
 def test_a_rank_that_runs_ahead_keeps_what_it_sent_apart(three):
     def act(end):
         group = end.group(range(3))
@@ -90,9 +102,9 @@ def test_a_rank_in_another_group_is_named_with_both(three):
         (both if end.index == 0 else world).all_gather(b"")
 
     errors = together(three, act)
-    assert {str(error) for error in errors} == {
-        "rank 0 is in all-gather 0 of both[0-1], but rank 1 is in all-gather 0 of world[0-2]"
-    }
+    assert len(set(map(str, errors))) == 1
+    assert "rank 0 is in all-gather 0 of both[0-1]" in str(errors[0])
+    assert "rank 1 is in all-gather 0 of world[0-2]" in str(errors[0])
 
 
 def test_a_rank_that_skips_an_exchange_is_named(three):
