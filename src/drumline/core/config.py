@@ -171,7 +171,7 @@ class CacheConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         Meta(
             description="gigabytes of host memory for requests that are suspended when the KV "
             "pool is full, taken as it is needed; 0 aborts the newest request in their place. "
-            "As large as the KV pool by default, but at most a quarter of the available memory",
+            "As large as the KV pool by default, at most a quarter of the memory left beside it",
         ),
     ] = None
     retraction_snapshot_max_requests: Annotated[

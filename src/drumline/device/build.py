@@ -23,6 +23,7 @@ from drumline.device.attention import TorchAttention
 from drumline.device.executor import Executor
 from drumline.device.forward_thread import ForwardThread
 from drumline.device.handle import DeviceHandle
+from drumline.device.host_cache import HostCache, HostSizes
 from drumline.device.kv import BLOCK_TOKENS, BlockTable, KvPool
 from drumline.device.layers import Backend, TorchLinear
 from drumline.device.models.checkpoint import open_checkpoint
@@ -88,7 +89,10 @@ def _build(config: Config) -> DeviceBuild:
     page_bytes = 2 * model.layers * model.kv_heads * model.head_dim * BLOCK_TOKENS * dtype.itemsize
     weight_bytes = weight_count(model) * dtype.itemsize
     # Before anything is loaded, so that an oversized model is refused and not killed.
-    pages = pool_pages(config.cache, page_bytes, weight_bytes, available_bytes())
+    available = available_bytes()
+    pages = pool_pages(config.cache, page_bytes, weight_bytes, available)
+    left = available - weight_bytes - _WORKSPACE_BYTES - pages * page_bytes
+    sizes = host_sizes(config, pages, page_bytes, left)
 
     device = torch.device("cpu")
     backend = Backend("torch", TorchLinear, TorchAttention)
@@ -108,11 +112,12 @@ def _build(config: Config) -> DeviceBuild:
     # One column more than the context fills: the block a last token would be written to.
     table = BlockTable(rows, max_model_len // BLOCK_TOKENS + 1)
     executor = Executor(decoder, backend.attention(pool), sampler, rows, BLOCK_TOKENS)
+    cache = HostCache(pool, executor, sizes)
     load_ms = (clock.now_us() - started) // 1000
     dtype_name = str(dtype).removeprefix("torch.")
     _log.info(
         "loaded %s in %d ms: %s back end, %s on cpu, %d threads; KV pool: %d pages of %d tokens, "
-        "%d MiB",
+        "%d MiB; host cache: %d pages; suspended requests: %d pages",
         files.name,
         load_ms,
         backend.name,
@@ -121,6 +126,8 @@ def _build(config: Config) -> DeviceBuild:
         pages - 1,
         BLOCK_TOKENS,
         pages * page_bytes // _MIB,
+        sizes.host_pages - 1,
+        sizes.snapshot_pages - 1,
     )
     names = config.model.served_model_name
     specs = DeviceSpecs(
@@ -139,8 +146,11 @@ def _build(config: Config) -> DeviceBuild:
         max_rows=config.schedule.max_num_seqs,
         max_scheduled_tokens=config.schedule.chunked_prefill_size,
         backend=backend.name,
+        num_host_pages=sizes.host_pages,
+        num_snapshot_pages=sizes.snapshot_pages,
+        max_retracted_requests=sizes.max_retracted,
     )
-    handle = DeviceHandle(executor, pool, table, sampler)
+    handle = DeviceHandle(executor, pool, table, sampler, cache)
     return DeviceBuild(specs, handle, StartUp(files, load_ms, weight_bytes, pages * page_bytes))
 
 
@@ -236,5 +246,68 @@ def pool_pages(cache: CacheConfig, page_bytes: int, weight_bytes: int, available
             flag,
             f"asks for {pages * page_bytes // _MIB} MiB of KV pages; with {beside // _MIB} MiB of "
             f"weights and workspace that is too much: {has}",
+        )
+    return pages
+
+
+_SNAPSHOT_SHARE = 4
+"""Of what is left of the memory, one part in so many may hold suspended requests by default."""
+
+
+def host_sizes(config: Config, pages: int, page_bytes: int, left: int) -> HostSizes:
+    """Return the sizes of the host tiers beside a KV pool of `pages` pages.
+
+    `left` bytes of memory are not spoken for yet. The host cache is off by default: on a
+    CPU it would be the KV pool's own kind of memory, with copies in between. The pool of
+    suspended requests is on, as its memory is taken only once requests are suspended; one
+    of the KV pool's size holds whatever that pool had to give away at a time.
+
+    Raises ConfigError naming the flag that asks for what is not there, or for nothing.
+    """
+    cache = config.cache
+    host = _host_pages(cache, pages, page_bytes, left)
+    left -= (host - 1) * page_bytes
+    retracted = cache.retraction_snapshot_max_requests
+    if retracted is None:
+        retracted = config.schedule.max_num_seqs
+    flag = "--retraction-snapshot-host-gb"
+    asked = cache.retraction_snapshot_host_gb
+    if asked is None:
+        images = min(pages - 1, max(0, left) // _SNAPSHOT_SHARE // page_bytes)
+    else:
+        images = _fitting(flag, int(asked * 1e9), page_bytes, left) if asked else 0
+    if not images or not retracted:
+        return HostSizes(host_pages=host)
+    return HostSizes(host_pages=host, snapshot_pages=images + 1, max_retracted=retracted)
+
+
+def _host_pages(cache: CacheConfig, pages: int, page_bytes: int, left: int) -> int:
+    if not cache.kvstore:
+        if cache.kvstore_size is not None:
+            raise ConfigError("--kvstore-size", "has no effect without --enable-kvstore")
+        return 1
+    if not cache.prefix_caching:
+        raise ConfigError(
+            "--enable-kvstore",
+            "keeps the pages of prefixes, which --disable-prefix-caching forbids",
+        )
+    if cache.kvstore_size is None:
+        flag, size = "--kvstore-ratio", int((pages - 1) * page_bytes * cache.kvstore_ratio)
+    else:
+        flag = "--kvstore-size"
+        size = parse_bytes(flag, cache.kvstore_size, "gb")
+    return _fitting(flag, size, page_bytes, left) + 1
+
+
+def _fitting(flag: str, size: int, page_bytes: int, left: int) -> int:
+    """Return how many pages `size` bytes hold. Raises ConfigError if it is none, or too many."""
+    pages = size // page_bytes
+    if not pages:
+        raise ConfigError(flag, f"{size} bytes hold no page, which takes {page_bytes} bytes")
+    if pages * page_bytes > left:
+        raise ConfigError(
+            flag,
+            f"asks for {pages * page_bytes // _MIB} MiB of host memory; beside weights, workspace "
+            f"and KV pool {max(0, left) // _MIB} MiB are left",
         )
     return pages

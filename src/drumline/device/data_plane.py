@@ -3,11 +3,11 @@
 It turns each operation into a task of the forward thread and holds no tensor.
 """
 
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Sequence
 from functools import partial
 
-from drumline.contract.cache import CacheAck
+from drumline.contract.cache import CacheAck, WriteBack
 from drumline.contract.plan import Plan
 from drumline.contract.ports import Dispatch
 from drumline.contract.request import Admission
@@ -23,14 +23,12 @@ class QueuedDataPlane:
     Thread: control thread.
     """
 
-    __slots__ = ("_acks", "_handle", "_open", "_thread", "_tickets")
+    __slots__ = ("_handle", "_open", "_thread", "_tickets")
 
     def __init__(self, handle: DeviceHandle, thread: ForwardThread) -> None:
         self._handle = handle
         self._thread = thread
         self._tickets = 0
-        self._acks: deque[CacheAck] = deque()
-        """Filled by the forward thread, emptied by the control thread."""
         self._open: OrderedDict[int, Answer[ForwardResult | None]] = OrderedDict()
 
     def admit(self, requests: Sequence[Admission]) -> None:
@@ -40,6 +38,9 @@ class QueuedDataPlane:
     def execute(self, plan: Plan, dispatch: Dispatch) -> int | None:
         """Queue: carry out a plan; returns the ticket of its forward, or None without a batch."""
         answer = self._thread.submit(partial(self._handle.execute, plan, dispatch))
+        if any(isinstance(op, WriteBack) and op.pinned for op in plan.cache_ops):
+            # A task of its own, behind the forward: its tokens need not wait for these copies.
+            self._thread.submit(partial(self._handle.store_pinned, plan.cache_ops))
         if plan.batch is None or not plan.batch.size:
             return None
         self._tickets += 1
@@ -57,7 +58,8 @@ class QueuedDataPlane:
 
     def poll_cache_acks(self) -> list[CacheAck]:
         """Return the ends of cache operations that landed since the last call; each once."""
-        return [self._acks.popleft() for _ in range(len(self._acks))]
+        self._thread.check()
+        return self._handle.poll_cache_acks()
 
     def release(self, rids: Sequence[str]) -> None:
         """Queue: forget ended requests, behind the forwards that read what they hold."""

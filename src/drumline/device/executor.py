@@ -23,7 +23,13 @@ from drumline.device.sampling.sampler import Sampler
 
 
 class Executor:
-    """Runs batches on a model."""
+    """Runs batches on a model.
+
+    A row's state, `row_words` 64-bit words, is the token it sampled last. What penalties
+    count is kept by request, in the sampler, and outlives the row anyway.
+    """
+
+    row_words = 1
 
     __slots__ = ("_attention", "_last", "_model", "_page", "_sampler")
 
@@ -61,6 +67,14 @@ class Executor:
             nan_indices=chosen[sampled.bad.numpy()],
             logprobs=_by_batch_index(chosen, sampled.logprobs, wanted),
         )
+
+    def export_row(self, row: int, state: Tensor) -> None:
+        """Write a row's state to `state`, int64 `[row_words]`."""
+        state[0] = self._last[row]
+
+    def import_row(self, row: int, state: Tensor) -> None:
+        """Give a row the state that `export_row` wrote, of whichever row."""
+        self._last[row] = state[0]
 
     def _inputs(self, batch: Batch) -> Tensor:
         extended = torch.from_numpy(batch.extend_ids.astype(np.int64))

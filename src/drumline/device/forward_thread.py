@@ -78,19 +78,22 @@ class ForwardThread:
     def alive(self) -> bool:
         return self._thread.is_alive()
 
+    def check(self) -> None:
+        """Raise InvariantError, with the first failure as its cause, once a task failed."""
+        if self._failure is not None:
+            raise _failed(self._failure)
+
     def submit(self, run: Callable[[], T]) -> Answer[T]:
         """Queue a task that must not fail: if it does, no later one runs.
 
         Raises InvariantError, with the first failure as its cause, once a task failed.
         """
-        if self._failure is not None:
-            raise _failed(self._failure)
+        self.check()
         return self._put(run, vital=True)
 
     def call(self, run: Callable[[], T]) -> T:
         """Run a task and return its value, or raise what it raised; later ones still run."""
-        if self._failure is not None:
-            raise _failed(self._failure)
+        self.check()
         value: T | None = self._put(run, vital=False).wait()
         return value  # type: ignore[return-value]  # None only where T is
 

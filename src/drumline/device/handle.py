@@ -9,11 +9,13 @@ from collections.abc import Sequence
 
 import torch
 
+from drumline.contract.cache import CacheAck, CacheOp
 from drumline.contract.plan import Plan
 from drumline.contract.ports import Dispatch
 from drumline.contract.request import Admission
 from drumline.contract.result import ForwardResult
 from drumline.device.executor import Executor
+from drumline.device.host_cache import HostCache
 from drumline.device.kv import BlockTable, KvPool
 from drumline.device.sampling.sampler import Sampler
 
@@ -21,14 +23,20 @@ from drumline.device.sampling.sampler import Sampler
 class DeviceHandle:
     """A loaded model with its memory.
 
-    Thread: forward thread.
+    Thread: forward thread, where a method does not say otherwise.
     """
 
-    __slots__ = ("_executor", "_pool", "_sampler", "_table")
+    __slots__ = ("_cache", "_executor", "_pool", "_sampler", "_table")
 
     def __init__(
-        self, executor: Executor, pool: KvPool, table: BlockTable, sampler: Sampler
+        self,
+        executor: Executor,
+        pool: KvPool,
+        table: BlockTable,
+        sampler: Sampler,
+        cache: HostCache,
     ) -> None:
+        self._cache = cache
         self._executor = executor
         self._pool = pool
         self._table = table
@@ -42,18 +50,33 @@ class DeviceHandle:
         """Forget ended requests."""
         self._sampler.release(rids)
 
+    def poll_cache_acks(self) -> list[CacheAck]:
+        """Return the cache operations that landed since the last call. Thread: any."""
+        return self._cache.poll()
+
+    @torch.inference_mode()
+    def store_pinned(self, ops: Sequence[CacheOp]) -> None:
+        """Carry out a plan's stores of pinned blocks, which wait for nothing in it."""
+        self._cache.store_pinned(ops)
+
     @torch.inference_mode()
     def execute(self, plan: Plan, dispatch: Dispatch) -> ForwardResult | None:
-        """Carry out a plan; returns its forward's result, or None without a batch.
+        """Carry out a plan, but for its pinned stores; returns its forward's result, or None.
 
         The order is a contract: a plan may give away a block in the same breath.
         """
-        # Copies first: a source may be somebody else's from this plan on, and be zeroed below.
+        # Stores of what is given away come before all else: the very next line may overwrite it,
+        # and a suspended request's row is somebody else's in this plan's forward.
+        self._cache.store_ordered(plan.cache_ops)
+        # Copies before blanks: a source may be somebody else's from this plan on, zeroed below.
         for copies in plan.copies:
             self._pool.copy(copies.sources, copies.targets)
         # Then the new owners' blocks are blanked, before anything of theirs is written.
         for zeroes in plan.zeroes:
             self._pool.zero(zeroes.blocks)
+        # Loads land on blanked pages. A restored row's state is in place before its new row is
+        # bound, and before a forward may name it.
+        self._cache.load(plan.cache_ops)
         # Only now may the table change: all forwards queued before this plan have run.
         for patch in plan.patches:
             self._table.patch(patch.rows, patch.columns, patch.blocks)

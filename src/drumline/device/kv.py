@@ -12,7 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from drumline.contract.arena import PageLayout
 from drumline.contract.arrays import IntArray
+from drumline.device.memory import device_memory
 
 BLOCK_TOKENS = 16
 """Tokens a block holds: the page of this device."""
@@ -23,10 +25,11 @@ class KvPool:
 
     One tensor a layer and kind, `[blocks, block_tokens, kv_heads, head_dim]`: a
     block is contiguous, and a layer's kernel is handed that layer's memory alone.
+    All of them lie in one piece of memory, so that a block is one copy over all layers.
     Block 0 is the null block: nobody owns it, and what is read from it is masked.
     """
 
-    __slots__ = ("block_tokens", "keys", "values")
+    __slots__ = ("_fields", "block_tokens", "keys", "layout", "values")
 
     def __init__(
         self,
@@ -40,9 +43,20 @@ class KvPool:
         device: torch.device,
     ) -> None:
         shape = (blocks, block_tokens, kv_heads, head_dim)
+        field_bytes = math.prod(shape[1:]) * dtype.itemsize
+        name = str(dtype).removeprefix("torch.")
+        # Whoever changes how a block's bytes are read names it here.
+        tag = f"tokens-heads-dims {block_tokens}x{kv_heads}x{head_dim} {name}"
+        self.layout = PageLayout(tag, 2 * layers, field_bytes)
+        memory = device_memory(blocks * self.layout.block_bytes, device)
+        self._fields = memory.view(2 * layers, blocks, field_bytes)
+        fields = [part.view(dtype).view(shape) for part in self._fields]
         self.block_tokens = block_tokens
-        self.keys = [_blank(shape, dtype, device) for _ in range(layers)]
-        self.values = [_blank(shape, dtype, device) for _ in range(layers)]
+        self.keys, self.values = fields[::2], fields[1::2]
+
+    def stretch(self, first: int, count: int) -> Tensor:
+        """Return the bytes of neighbouring blocks, `[count, fields, field_bytes]`, as a view."""
+        return self._fields[:, first : first + count].transpose(0, 1)
 
     def zero(self, blocks: IntArray) -> None:
         """Blank blocks for a new owner."""
@@ -56,14 +70,6 @@ class KvPool:
         target = torch.from_numpy(targets.astype(np.int64))
         for tensor in (*self.keys, *self.values):
             tensor.index_copy_(0, target, tensor.index_select(0, source))
-
-
-def _blank(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    if device.type != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device)
-    # numpy asks the system for zeroed memory, which costs nothing until it is touched.
-    raw = np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)
-    return torch.from_numpy(raw).view(dtype).view(shape)
 
 
 class BlockTable:
