@@ -233,6 +233,75 @@ class ScheduleConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return int(self.overlap_schedule)
 
 
+class LoadBalance(StrEnum):
+    """How requests are spread over data-parallel ranks."""
+
+    ROUND_ROBIN = "round_robin"
+    SHORTEST_QUEUE = "shortest_queue"
+    MINIMUM_CACHE_USAGE = "minimum_cache_usage"
+    PREFIX_AWARE = "prefix_aware"
+
+
+class ParallelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How many ranks serve the model, and how they share the work."""
+
+    tensor_parallel_size: Annotated[
+        Positive,
+        Meta(
+            description="ranks that compute one forward together, each with a part of the weights",
+            extra=_flags("--tp", "--tp-size", "--attn-tp-size"),
+        ),
+    ] = 1
+    data_parallel_size: Annotated[
+        Positive,
+        Meta(
+            description="copies of the model that take requests in turn, in step with each other",
+            extra=_flags("--dp", "--dp-size"),
+        ),
+    ] = 1
+    load_balance_method: Annotated[
+        LoadBalance,
+        Meta(description="which data-parallel rank takes a request that names none"),
+    ] = LoadBalance.SHORTEST_QUEUE
+    nprocs_per_node: Annotated[
+        Positive | None,
+        Meta(description="ranks started on this machine; all of them by default"),
+    ] = None
+    dist_init_addr: Annotated[
+        str | None,
+        Meta(
+            description="host:port where rank 0 meets the others; a free port of 127.0.0.1 by "
+            "default"
+        ),
+    ] = None
+    peer_timeout: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description="seconds of silence after which another rank is given up and the engine "
+            "ends; 0 only reports it and waits",
+        ),
+    ] = 5.0
+
+    def __post_init__(self) -> None:
+        if self.nprocs_per_node not in {None, self.world_size}:
+            raise ConfigError(
+                "--nprocs-per-node",
+                f"{self.nprocs_per_node} of {self.world_size} ranks (--tensor-parallel-size times "
+                "--data-parallel-size); an engine runs on one machine in this version",
+            )
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks there are."""
+        return self.tensor_parallel_size * self.data_parallel_size
+
+    @property
+    def local_ranks(self) -> int:
+        """How many of them run on this machine."""
+        return self.nprocs_per_node or self.world_size
+
+
 class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where the HTTP server is reached, and what it takes in."""
 
@@ -274,6 +343,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     model: ModelConfig = ModelConfig()
     cache: CacheConfig = CacheConfig()
     schedule: ScheduleConfig = ScheduleConfig()
+    parallel: ParallelConfig = ParallelConfig()
     server: ServerConfig = ServerConfig()
     process: ProcessConfig = ProcessConfig()
 

@@ -29,6 +29,8 @@ from drumline.device.layers import Backend, TorchLinear
 from drumline.device.models.checkpoint import open_checkpoint
 from drumline.device.models.config import DecoderConfig
 from drumline.device.models.decoder import load_decoder, weight_count
+from drumline.device.models.shard import most_kv_heads, shard_of
+from drumline.device.parallel import Alone, TensorGroup
 from drumline.device.sampling.sampler import Sampler
 
 _log = logging.getLogger(__name__)
@@ -63,16 +65,16 @@ class DeviceBuild(Struct, frozen=True):
     startup: StartUp
 
 
-def build(config: Config, thread: ForwardThread) -> DeviceBuild:
+def build(config: Config, thread: ForwardThread, group: TensorGroup | None = None) -> DeviceBuild:
     """Load the model and make its memory, on the forward thread.
 
-    Raises ConfigError naming the flag or file that cannot be served, with the
-    numbers that clash.
+    With a `group`, this rank's part of both. Collective: every member. Raises ConfigError
+    naming the flag or file that cannot be served, with the numbers that clash.
     """
-    return thread.call(lambda: _build(config))
+    return thread.call(lambda: _build(config, group or Alone()))
 
 
-def _build(config: Config) -> DeviceBuild:
+def _build(config: Config, group: TensorGroup) -> DeviceBuild:
     clock = SystemClock()
     started = clock.now_us()
     files = find_model(config.model.model)
@@ -86,23 +88,27 @@ def _build(config: Config) -> DeviceBuild:
             "--prefix-granularity",
             f"{granularity} is no multiple of the device page of {BLOCK_TOKENS} tokens",
         )
-    page_bytes = 2 * model.layers * model.kv_heads * model.head_dim * BLOCK_TOKENS * dtype.itemsize
-    weight_bytes = weight_count(model) * dtype.itemsize
-    # Before anything is loaded, so that an oversized model is refused and not killed.
-    available = available_bytes()
-    pages = pool_pages(config.cache, page_bytes, weight_bytes, available)
-    left = available - weight_bytes - _WORKSPACE_BYTES - pages * page_bytes
+    shard = shard_of(model, group.index, group.size)
+    # Of the rank that holds most: all of a group have as many pages.
+    kv_heads = most_kv_heads(model, group.size)
+    page_bytes = 2 * model.layers * kv_heads * model.head_dim * BLOCK_TOKENS * dtype.itemsize
+    weight_bytes = weight_count(model, shard) * dtype.itemsize
+    # Before anything is loaded, so that an oversized model is refused and not killed. What is
+    # available is shared with the other ranks of this machine, which start at the same time.
+    available = available_bytes() // config.parallel.local_ranks
+    pages = group.least(pool_pages(config.cache, page_bytes, weight_bytes, available))
+    left = group.least(available - weight_bytes - _WORKSPACE_BYTES - pages * page_bytes)
     sizes = host_sizes(config, pages, page_bytes, left)
 
     device = torch.device("cpu")
     backend = Backend("torch", TorchLinear, TorchAttention)
-    with _load_threads(weight_count(model)):
-        decoder = load_decoder(model, checkpoint.weights, backend, dtype, device)
+    with _load_threads(weight_count(model, shard)):
+        decoder = load_decoder(model, checkpoint.weights, backend, dtype, device, group)
     pool = KvPool(
         layers=model.layers,
         blocks=pages,
         block_tokens=BLOCK_TOKENS,
-        kv_heads=model.kv_heads,
+        kv_heads=len(shard.kv_heads),
         head_dim=model.head_dim,
         dtype=dtype,
         device=device,

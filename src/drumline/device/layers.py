@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from drumline.device.attention import Attention
 from drumline.device.kv import KvPool
+from drumline.device.parallel import TensorGroup
 
 
 class Linear(Protocol):
@@ -42,6 +43,72 @@ class TorchLinear:
 
     def __call__(self, x: Tensor) -> Tensor:
         return functional.linear(x, self._weight, self._bias)
+
+
+class SummedLinear:
+    """A linear layer whose input lies in parts over a group's ranks: what they make is summed."""
+
+    __slots__ = ("_group", "_own")
+
+    def __init__(self, own: Linear, group: TensorGroup) -> None:
+        self._own = own
+        self._group = group
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._group.sum(self._own(x))
+
+
+class Embedding:
+    """The vectors of token ids."""
+
+    __slots__ = ("_weight",)
+
+    def __init__(self, weight: Tensor) -> None:
+        self._weight = weight
+
+    def __call__(self, ids: Tensor) -> Tensor:
+        return functional.embedding(ids, self._weight)
+
+
+class PartEmbedding:
+    """An embedding whose vocabulary lies in parts over a group's ranks; `start` is this one's."""
+
+    __slots__ = ("_group", "_start", "_weight")
+
+    def __init__(self, weight: Tensor, start: int, group: TensorGroup) -> None:
+        self._weight = weight
+        self._start = start
+        self._group = group
+
+    def __call__(self, ids: Tensor) -> Tensor:
+        own = ids - self._start
+        foreign = (own < 0) | (own >= len(self._weight))
+        found = functional.embedding(own.masked_fill(foreign, 0), self._weight)
+        # Others add zeros to what one rank has: the sum is exact.
+        return self._group.sum(found.masked_fill_(foreign.unsqueeze(1), 0))
+
+
+class PartHead:
+    """An output head whose vocabulary lies in parts over a group's ranks.
+
+    Every rank gets the whole rows, the same bits on each, so that all draw the same tokens.
+    `width` is the entries of the largest part, `vocab` those of all.
+    """
+
+    __slots__ = ("_group", "_own", "_vocab", "_width")
+
+    def __init__(self, own: Linear, width: int, vocab: int, group: TensorGroup) -> None:
+        self._own = own
+        self._width = width
+        self._vocab = vocab
+        self._group = group
+
+    def __call__(self, x: Tensor) -> Tensor:
+        logits = self._own(x)
+        if not len(logits):
+            return logits.new_empty((0, self._vocab))
+        padded = functional.pad(logits, (0, self._width - logits.shape[1]))
+        return self._group.joined(padded)[:, : self._vocab]
 
 
 class RmsNorm:

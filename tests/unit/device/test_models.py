@@ -10,6 +10,8 @@ from drumline.device.kv import BlockTable, KvPool
 from drumline.device.layers import Backend, TorchLinear
 from drumline.device.models.checkpoint import open_checkpoint
 from drumline.device.models.decoder import load_decoder, weight_count
+from drumline.device.models.shard import shard_of
+from drumline.device.parallel import Alone
 
 from .conftest import FAMILIES, ints
 
@@ -21,17 +23,18 @@ PROMPT = np.random.default_rng(3).integers(0, 320, TOKENS).astype(np.int32)
 class Loaded:
     """A decoder with memory of its own, fed without plans."""
 
-    def __init__(self, directory):
+    def __init__(self, directory, group=None):
         opened = open_checkpoint(find_model(str(directory)))
         self.config = config = opened.config
         backend = Backend("torch", TorchLinear, TorchAttention)
         cpu = torch.device("cpu")
-        self.decoder = load_decoder(config, opened.weights, backend, torch.float32, cpu)
+        group = group or Alone()
+        self.decoder = load_decoder(config, opened.weights, backend, torch.float32, cpu, group)
         pool = KvPool(
             layers=config.layers,
             blocks=32,
             block_tokens=PAGE,
-            kv_heads=config.kv_heads,
+            kv_heads=len(shard_of(config, group.index, group.size).kv_heads),
             head_dim=config.head_dim,
             dtype=torch.float32,
             device=cpu,
@@ -43,11 +46,14 @@ class Loaded:
             columns = np.arange(8, dtype=np.int32)
             self.table.patch(np.full(8, row, np.int32), columns, shuffled[8 * row - 8 :][:8])
 
+    def batch(self, rows, prefixes, chunks):
+        lengths = ints(*map(len, chunks))
+        return AttentionBatch(self.table, ints(*rows), lengths, ints(*prefixes), PAGE)
+
     @torch.inference_mode()
     def feed(self, rows, prefixes, chunks):
         """Return the logits of every token fed."""
-        lengths = ints(*map(len, chunks))
-        batch = AttentionBatch(self.table, ints(*rows), lengths, ints(*prefixes), PAGE)
+        batch = self.batch(rows, prefixes, chunks)
         ids = torch.from_numpy(np.concatenate(chunks).astype(np.int64))
         return self.decoder.forward(ids, batch, self.attention, torch.arange(len(ids)))
 

@@ -14,6 +14,7 @@ from drumline.core.model_files import find_model
 from drumline.device.models.checkpoint import open_checkpoint
 from drumline.device.weights.dequantize import dequantize
 from drumline.device.weights.gguf import gguf_name
+from drumline.device.weights.source import Cut, Span
 
 from .test_models import PROMPT, Loaded, assert_close, reference
 
@@ -191,6 +192,27 @@ def test_missing_and_misshapen_tensors_are_named_with_what_was_expected(
         assert part in str(caught.value)
     with pytest.raises(ConfigError, match=r"lacks the tensor .*(9|blk\.9).*\(3, 4\)"):
         source.read("model.layers.9.mlp.up_proj.weight", torch.empty(3, 4))
+
+
+@pytest.mark.parametrize("format_", ["safetensors", "gguf"])
+@pytest.mark.parametrize(
+    ("part", "dim"), [("self_attn.q_proj", 0), ("mlp.down_proj", 0), ("mlp.down_proj", 1)]
+)
+def test_a_part_of_a_tensor_is_read_as_it_stands_in_the_whole(
+    checkpoint, tmp_path, format_, part, dim
+):
+    model, path = checkpoint("llama")
+    if format_ == "gguf":
+        path = write_gguf(tmp_path / "model.gguf", model, "llama")
+    source = opened(path).weights
+    name = f"model.layers.1.{part}.weight"
+    whole = torch.empty(model.state_dict()[name].shape)
+    source.read(name, whole)
+    own = torch.empty(whole.narrow(dim, 16, 32).shape)
+    source.read(name, own, Cut(dim, Span(16, 48, whole.shape[dim])))
+    assert torch.equal(own, whole.narrow(dim, 16, 32))
+    with pytest.raises(ConfigError, match=r"\(99, \d+\)"):
+        source.read(name, torch.empty(8, whole.shape[1]), Cut(0, Span(0, 8, 99)))
 
 
 @pytest.mark.parametrize(

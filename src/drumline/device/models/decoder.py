@@ -1,27 +1,33 @@
 """The Llama-like decoder: Llama, SmolLM2, Mistral, Qwen2 and Qwen3.
 
 The families differ in biases, in norms on queries and keys, in rope and in
-windows; `DecoderConfig` says which of them a checkpoint has.
+windows; `DecoderConfig` says which of them a checkpoint has. A rank of a
+tensor-parallel group builds its `Shard` of it.
 """
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from drumline.device.attention import Attention, AttentionBatch
 from drumline.device.layers import (
     Backend,
+    Embedding,
     GatedMlp,
     Linear,
+    PartEmbedding,
+    PartHead,
     RmsNorm,
     Rotary,
+    SummedLinear,
     rope_frequencies,
     rotate,
     stretched_frequencies,
 )
 from drumline.device.models.config import DecoderConfig, LinearRope, Llama3Rope
+from drumline.device.models.shard import Shard, shard_of
+from drumline.device.parallel import Alone, TensorGroup
 from drumline.device.weights.gguf import ROPE_FACTORS
-from drumline.device.weights.source import WeightSource, new_weight
+from drumline.device.weights.source import Cut, Span, WeightSource, all_of, new_weight
 
 
 class SelfAttention:
@@ -32,6 +38,7 @@ class SelfAttention:
     def __init__(
         self,
         config: DecoderConfig,
+        shard: Shard,
         index: int,
         qkv: Linear,
         out: Linear,
@@ -42,7 +49,7 @@ class SelfAttention:
         self._out = out
         self._norms = norms
         self._head_dim = config.head_dim
-        self._sizes = [config.heads, config.kv_heads, config.kv_heads]
+        self._sizes = [len(shard.heads), len(shard.kv_heads), len(shard.kv_heads)]
         self._window = config.windows[index]
 
     def __call__(
@@ -92,7 +99,7 @@ class Decoder:
 
     def __init__(
         self,
-        embedding: Tensor,
+        embedding: Embedding | PartEmbedding,
         layers: list[DecoderLayer],
         norm: RmsNorm,
         head: Linear,
@@ -112,11 +119,66 @@ class Decoder:
         `ids` has a token an entry; `sampled` are the indices of those whose next
         token is asked for.
         """
-        x = functional.embedding(ids, self._embedding)
+        x = self._embedding(ids)
         angles = self._rotary.angles(batch.positions, x.dtype)
         for layer in self._layers:
             x = layer(x, angles, attention, batch)
         return self._head(self._norm(x[sampled])).float()
+
+
+class _Loader:
+    """Reads a rank's part of each weight, straight into the memory it is computed from."""
+
+    def __init__(
+        self,
+        source: WeightSource,
+        backend: Backend,
+        group: TensorGroup,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self._source = source
+        self._backend = backend
+        self._group = group
+        self._dtype = dtype
+        self._device = device
+
+    def rows(self, names: list[str], spans: list[Span], *columns: int) -> Tensor:
+        """Return the named tensors' rows, one below the other."""
+        sizes = [len(span) for span in spans]
+        out = new_weight((sum(sizes), *columns), self._dtype, self._device)
+        for name, span, part in zip(names, spans, out.split_with_sizes(sizes), strict=True):
+            self._source.read(name, part, None if len(span) == span.whole else Cut(0, span))
+        return out
+
+    def parallel(self, names: list[str], spans: list[Span], columns: int, bias: bool) -> Linear:
+        """Return a linear layer of which this rank has some outputs."""
+        weight = self.rows([f"{name}.weight" for name in names], spans, columns)
+        added = self.rows([f"{name}.bias" for name in names], spans) if bias else None
+        return self._backend.linear(weight, added)
+
+    def summed(self, name: str, rows: int, span: Span, bias: bool) -> Linear:
+        """Return a linear layer of which this rank has some inputs."""
+        group = self._group
+        if group.size == 1:
+            return self.parallel([name], [all_of(rows)], span.whole, bias)
+        weight = new_weight((rows, len(span)), self._dtype, self._device)
+        self._source.read(f"{name}.weight", weight, Cut(1, span))
+        # One of those who sum brings the bias.
+        biased = bias and group.index == 0
+        added = self.rows([f"{name}.bias"], [all_of(rows)]) if biased else None
+        return SummedLinear(self._backend.linear(weight, added), group)
+
+    def embedding(self, weight: Tensor, span: Span) -> Embedding | PartEmbedding:
+        if self._group.size == 1:
+            return Embedding(weight)
+        return PartEmbedding(weight, span.start, self._group)
+
+    def head(self, weight: Tensor, shard: Shard) -> Linear:
+        own = self._backend.linear(weight, None)
+        if self._group.size == 1:
+            return own
+        return PartHead(own, shard.widest_vocab, shard.vocab.whole, self._group)
 
 
 def load_decoder(
@@ -125,76 +187,65 @@ def load_decoder(
     backend: Backend,
     dtype: torch.dtype,
     device: torch.device,
+    group: TensorGroup | None = None,
 ) -> Decoder:
-    """Build the decoder from a checkpoint.
+    """Build this rank's part of the decoder from a checkpoint; without a `group`, all of it.
 
-    Every weight is read straight into the memory it is computed from; no second
-    copy is kept. Raises ConfigError naming the file of a missing or misshapen tensor.
+    No second copy of a weight is kept. Raises ConfigError naming the file of a missing or
+    misshapen tensor.
     """
-
-    def stacked(names: list[str], rows: list[int], *columns: int) -> Tensor:
-        out = new_weight((sum(rows), *columns), dtype, device)
-        for name, part in zip(names, out.split_with_sizes(rows), strict=True):
-            source.read(name, part)
-        return out
-
-    def linear(names: list[str], rows: list[int], columns: int, bias: bool) -> Linear:
-        weight = stacked([f"{name}.weight" for name in names], rows, columns)
-        added = stacked([f"{name}.bias" for name in names], rows) if bias else None
-        return backend.linear(weight, added)
+    group = group or Alone()
+    shard = shard_of(config, group.index, group.size)
+    load = _Loader(source, backend, group, dtype, device)
 
     def norm(name: str, size: int) -> RmsNorm:
-        return RmsNorm(stacked([f"{name}.weight"], [size]), config.norm_eps)
+        return RmsNorm(load.rows([f"{name}.weight"], [all_of(size)]), config.norm_eps)
 
     def layer(index: int) -> DecoderLayer:
         prefix = f"model.layers.{index}"
-        hidden, inner, dim = config.hidden_size, config.intermediate_size, config.head_dim
-        q_rows, kv_rows = config.heads * dim, config.kv_heads * dim
+        hidden, dim = config.hidden_size, config.head_dim
+        queries, keys = _times(shard.heads, dim), _times(shard.kv_heads, dim)
         attention = f"{prefix}.self_attn"
         norms = (
             (norm(f"{attention}.q_norm", dim), norm(f"{attention}.k_norm", dim))
             if config.qk_norm
             else None
         )
+        qkv = [f"{attention}.{part}_proj" for part in "qkv"]
+        gate_up = [f"{prefix}.mlp.{part}_proj" for part in ("gate", "up")]
         return DecoderLayer(
             norm(f"{prefix}.input_layernorm", hidden),
             SelfAttention(
                 config,
+                shard,
                 index,
-                linear(
-                    [f"{attention}.{part}_proj" for part in "qkv"],
-                    [q_rows, kv_rows, kv_rows],
-                    hidden,
-                    config.qkv_bias,
-                ),
-                linear([f"{attention}.o_proj"], [hidden], q_rows, config.output_bias),
+                load.parallel(qkv, [queries, keys, keys], hidden, config.qkv_bias),
+                load.summed(f"{attention}.o_proj", hidden, queries, config.output_bias),
                 norms,
             ),
             norm(f"{prefix}.post_attention_layernorm", hidden),
             GatedMlp(
-                linear(
-                    [f"{prefix}.mlp.{part}_proj" for part in ("gate", "up")],
-                    [inner, inner],
-                    hidden,
-                    config.mlp_bias,
-                ),
-                linear([f"{prefix}.mlp.down_proj"], [hidden], inner, config.mlp_bias),
+                load.parallel(gate_up, [shard.inner, shard.inner], hidden, config.mlp_bias),
+                load.summed(f"{prefix}.mlp.down_proj", hidden, shard.inner, config.mlp_bias),
             ),
         )
 
-    embedding = stacked(["model.embed_tokens.weight"], [config.vocab_size], config.hidden_size)
-    head = (
-        backend.linear(embedding, None)
-        if config.tied_embeddings
-        else linear(["lm_head"], [config.vocab_size], config.hidden_size, bias=False)
-    )
+    def vocabulary(name: str) -> Tensor:
+        return load.rows([f"{name}.weight"], [shard.vocab], config.hidden_size)
+
+    embedding = vocabulary("model.embed_tokens")
     return Decoder(
-        embedding,
+        load.embedding(embedding, shard.vocab),
         [layer(index) for index in range(config.layers)],
         norm("model.norm", config.hidden_size),
-        head,
+        load.head(embedding if config.tied_embeddings else vocabulary("lm_head"), shard),
         Rotary(_frequencies(config, source, device)),
     )
+
+
+def _times(span: Span, size: int) -> Span:
+    """Return the span of what each entry of `span` has `size` of."""
+    return Span(span.start * size, span.stop * size, span.whole * size)
 
 
 def _frequencies(config: DecoderConfig, source: WeightSource, device: torch.device) -> Tensor:
@@ -220,9 +271,11 @@ def _frequencies(config: DecoderConfig, source: WeightSource, device: torch.devi
     return plain.to(device)
 
 
-def weight_count(config: DecoderConfig) -> int:
-    """Return how many weights the decoder has, for the sizing of memory."""
-    attention = config.hidden_size * config.head_dim * (2 * config.heads + 2 * config.kv_heads)
-    mlp = 3 * config.hidden_size * config.intermediate_size
-    embeddings = (1 if config.tied_embeddings else 2) * config.vocab_size * config.hidden_size
+def weight_count(config: DecoderConfig, shard: Shard | None = None) -> int:
+    """Return how many weights the decoder, or a rank's part of it, has; memory is sized by it."""
+    shard = shard or shard_of(config)
+    heads = 2 * len(shard.heads) + 2 * len(shard.kv_heads)
+    attention = config.hidden_size * config.head_dim * heads
+    mlp = 3 * config.hidden_size * len(shard.inner)
+    embeddings = (1 if config.tied_embeddings else 2) * len(shard.vocab) * config.hidden_size
     return config.layers * (attention + mlp) + embeddings

@@ -7,6 +7,7 @@ from torch import Tensor
 from drumline.core.errors import ConfigError
 from drumline.core.gguf_file import GgufFile
 from drumline.device.weights.dequantize import dequantize
+from drumline.device.weights.source import Cut, Span, all_of, stored_shape
 
 ROPE_FACTORS = "rope_factors"
 """What each rotary frequency is divided by: a tensor that only GGUF files have."""
@@ -30,6 +31,8 @@ _IN_LAYER = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
+
+_ROWS_AT_ONCE = 512
 
 
 def gguf_name(name: str) -> str:
@@ -62,28 +65,45 @@ class GgufWeights:
     def has(self, name: str) -> bool:
         return gguf_name(name) in self._file.tensors
 
-    def read(self, name: str, out: Tensor) -> None:
+    def read(self, name: str, out: Tensor, cut: Cut | None = None) -> None:
         stored = gguf_name(name)
-        part = stored.split(".")[-2]
-        heads = self._interleaved.get(part)
+        expected = stored_shape(out, cut)
+        if cut is not None and cut.dim == 1:
+            self._read_columns(stored, expected, cut.span, out)
+            return
+        rows = cut.span if cut is not None else all_of(out.shape[0])
+        heads = self._interleaved.get(stored.split(".")[-2])
         if heads is None:
-            self._read(stored, out)
+            self._read(stored, expected, rows, out)
             return
         paired = torch.empty_like(out)
-        self._read(stored, paired)
-        by_head = paired.view(heads, -1, 2, *out.shape[1:])
+        self._read(stored, expected, rows, paired)
+        by_head = paired.view(-1, rows.whole // heads // 2, 2, *out.shape[1:])
         out.copy_(by_head.transpose(1, 2).reshape(out.shape))
 
-    def _read(self, stored: str, out: Tensor) -> None:
+    def _read_columns(
+        self, stored: str, shape: tuple[int, ...], columns: Span, out: Tensor
+    ) -> None:
+        """Fill `out` with columns, which lie apart in every row: whole rows are read for them.
+
+        The rows of what is interleaved are not put in order here: its columns are never cut.
+        """
+        for start in range(0, shape[0], _ROWS_AT_ONCE):
+            stop = min(shape[0], start + _ROWS_AT_ONCE)
+            rows = torch.empty((stop - start, shape[1]), dtype=out.dtype)
+            self._read(stored, shape, Span(start, stop, shape[0]), rows)
+            out[start:stop] = rows[:, columns.start : columns.stop]
+
+    def _read(self, stored: str, shape: tuple[int, ...], rows: Span, out: Tensor) -> None:
         entry = self._file.tensors.get(stored)
         if entry is None:
-            raise ConfigError(
-                str(self._file.path), f"lacks the tensor {stored} of shape {tuple(out.shape)}"
-            )
-        if entry.shape != tuple(out.shape):
+            raise ConfigError(str(self._file.path), f"lacks the tensor {stored} of shape {shape}")
+        if entry.shape != shape:
             raise ConfigError(
                 str(self._file.path),
-                f"tensor {stored} has shape {entry.shape}; its metadata make it {tuple(out.shape)}",
+                f"tensor {stored} has shape {entry.shape}; its metadata make it {shape}",
             )
-        data = torch.from_numpy(self._data[entry.offset : entry.offset + entry.bytes])
+        first = entry.offset + entry.bytes * rows.start // rows.whole
+        last = entry.offset + entry.bytes * rows.stop // rows.whole
+        data = torch.from_numpy(self._data[first:last])
         dequantize(data, entry.type, out)

@@ -1,13 +1,14 @@
 """The tensors of a directory of safetensors files, sharded or not."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from drumline.core.errors import ConfigError
 from drumline.core.model_files import read_json
+from drumline.device.weights.source import Cut, stored_shape
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
@@ -32,23 +33,23 @@ class SafetensorsWeights:
     def has(self, name: str) -> bool:
         return name in self._places
 
-    def read(self, name: str, out: Tensor) -> None:
+    def read(self, name: str, out: Tensor, cut: Cut | None = None) -> None:
         place = self._places.get(name)
+        expected = stored_shape(out, cut)
         if place is None:
-            raise ConfigError(
-                str(self._directory), f"lacks the tensor {name} of shape {tuple(out.shape)}"
-            )
+            raise ConfigError(str(self._directory), f"lacks the tensor {name} of shape {expected}")
         path = self._directory / place
         try:
-            tensor = self._files[place].get_tensor(name)
+            stored = self._files[place].get_slice(name)
+            shape = tuple(stored.get_shape())
+            if shape != expected:
+                raise ConfigError(
+                    str(path),
+                    f"tensor {name} has shape {shape}; config.json makes it {expected}",
+                )
+            tensor = _part(stored, cut)
         except SafetensorError as error:
             raise ConfigError(str(path), f"tensor {name} cannot be read: {error}") from error
-        if tensor.shape != out.shape:
-            raise ConfigError(
-                str(path),
-                f"tensor {name} has shape {tuple(tensor.shape)}; config.json makes it "
-                f"{tuple(out.shape)}",
-            )
         if not tensor.is_floating_point():
             raise ConfigError(str(path), f"tensor {name} holds {tensor.dtype}, expected floats")
         out.copy_(tensor)
@@ -79,6 +80,14 @@ class SafetensorsWeights:
         except (SafetensorError, OSError) as error:
             raise ConfigError(str(path), f"is truncated or no safetensors file: {error}") from error
         return self._files[place]
+
+
+def _part(stored: Any, cut: Cut | None) -> Tensor:
+    """Return what is asked for of a stored tensor; only that is read."""
+    if cut is None:
+        return cast("Tensor", stored[:])
+    wanted = slice(cut.span.start, cut.span.stop)
+    return cast("Tensor", stored[wanted] if cut.dim == 0 else stored[:, wanted])
 
 
 def _nothing_to_read(directory: Path) -> str:

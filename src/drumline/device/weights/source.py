@@ -3,9 +3,37 @@
 from typing import Protocol
 
 import torch
+from msgspec import Struct
 from torch import Tensor
 
 from drumline.core.errors import ConfigError
+
+
+class Span(Struct, frozen=True):
+    """`start` to `stop` of `whole`."""
+
+    start: int
+    stop: int
+    whole: int
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+
+def all_of(size: int) -> Span:
+    """Return the span that is the whole."""
+    return Span(0, size, size)
+
+
+class Cut(Struct, frozen=True):
+    """The part of a stored tensor that is read: a span of its rows (0) or columns (1)."""
+
+    dim: int
+    span: Span
+
+    def stored(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the stored tensor's shape, given the part's."""
+        return (*shape[: self.dim], self.span.whole, *shape[self.dim + 1 :])
 
 
 class WeightSource(Protocol):
@@ -14,12 +42,18 @@ class WeightSource(Protocol):
     def has(self, name: str) -> bool:
         """Whether the checkpoint holds a tensor of that name."""
 
-    def read(self, name: str, out: Tensor) -> None:
-        """Fill `out` with the tensor `name`, converted to `out`'s type.
+    def read(self, name: str, out: Tensor, cut: Cut | None = None) -> None:
+        """Fill `out` with the tensor `name` or a part of it, converted to `out`'s type.
 
         Raises ConfigError naming the file when the tensor is missing or its shape
-        is not `out`'s.
+        is not `out`'s, or not what `out` would be a part of.
         """
+
+
+def stored_shape(out: Tensor, cut: Cut | None) -> tuple[int, ...]:
+    """Return the shape of the stored tensor that `out` takes, or takes a part of."""
+    shape = tuple(out.shape)
+    return cut.stored(shape) if cut is not None else shape
 
 
 def new_weight(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
