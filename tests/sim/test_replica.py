@@ -26,7 +26,7 @@ class Replica:
 
 
 def plans(sim):
-    return [record.digest.plan for record in sim.loop._records]
+    return [record.digest for record in sim.loop._records]
 
 
 @given(seed=st.integers(0, 1 << 32), size=st.sampled_from((2, 3)), depth=st.sampled_from((0, 1)))
@@ -62,7 +62,7 @@ def test_a_member_whose_plane_samples_another_token_stops_all_before_the_next_pl
     said = {str(error) for error in errors}
     assert all(isinstance(error, InvariantError) for error in errors)
     assert len(said) == 1, "both members say the same"
-    assert "member 1 has results" in said.pop()
+    assert "rank 1 has results" in said.pop()
 
 
 def test_only_the_first_members_stop_request_counts():

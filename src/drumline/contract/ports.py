@@ -91,18 +91,34 @@ class LogprobPlan(Struct, frozen=True, eq=False):
     top: IntArray = NO_INTS
 
 
+class DpRound(Struct, frozen=True):
+    """What every data-parallel rank forwards in a round, by rank: what a model whose ranks
+    exchange tokens across replicas must know."""
+
+    tokens: tuple[int, ...]
+    rows: tuple[int, ...]
+    extends: tuple[int, ...]
+    idle: bool
+    """This rank has nothing to forward and another one has: its forward is an idle one."""
+
+
 class Dispatch(Struct, frozen=True, eq=False):
-    """What a round hands the data plane besides its plan."""
+    """What a round hands the data plane besides its plan.
+
+    `dp` is None without data parallelism. Where it is idle, the plan has no batch, and an
+    idle forward runs in a batch's place.
+    """
 
     logprobs: LogprobPlan | None = None
+    dp: DpRound | None = None
 
 
 class DataPlane(Protocol):
     """The device side: the closed list of what the control plane may ask of it.
 
     Operations are queued for the forward thread in call order, and none but
-    `complete` waits; `poll_cache_acks` is a question, answered at once. Every operation
-    raises InvariantError once the forward thread has failed.
+    `complete` and `idle_forward` waits; `poll_cache_acks` is a question, answered at once.
+    Every operation raises InvariantError once the forward thread has failed.
     """
 
     def admit(self, requests: Sequence[Admission]) -> None:
@@ -110,6 +126,12 @@ class DataPlane(Protocol):
 
     def execute(self, plan: Plan, dispatch: Dispatch) -> int | None:
         """Carry out a plan; returns the ticket of its forward, or None without a batch."""
+
+    def idle_forward(self, dp: DpRound) -> None:
+        """Run an idle forward in a frozen round, which executes no plan with one; waits for it.
+
+        The wait keeps a frozen rank from running ahead of the peer whose batch it accompanies.
+        """
 
     def complete(self, ticket: int) -> ForwardResult:
         """Wait for a forward's results. Tickets are completed in order, each once."""

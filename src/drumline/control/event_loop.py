@@ -15,15 +15,25 @@ from collections.abc import Iterable
 from typing import NamedTuple, Protocol
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from drumline.contract.arrays import NO_INTS
 from drumline.contract.messages import AbortAsked, CallAsked, Message, Submitted
 from drumline.contract.outputs import Load, OutputColumns
 from drumline.contract.plan import Batch, Plan
-from drumline.contract.ports import Clock, DataPlane, Dispatch, Frontend, Group, Reduce
+from drumline.contract.ports import (
+    Clock,
+    DataPlane,
+    Dispatch,
+    DpRound,
+    Frontend,
+    Group,
+    Reduce,
+)
 from drumline.contract.request import GenerateRequest
 from drumline.control.batch_log import BatchLog, Census
 from drumline.control.controls import Controls
+from drumline.control.gate import Held, Passed, passed
 from drumline.control.ingress import Ingress, Limits
 from drumline.control.load_report import LoadReport
 from drumline.control.output import Outputs
@@ -64,7 +74,11 @@ class Ranks(Struct, frozen=True):
     replica: Group
     """The ranks that run this scheduler, mirrored; the first holds the frontend's link."""
     world: Group
-    """The attention-DP ranks, whose forwards run in step."""
+    """The ranks at this one's place in every replica, whose forwards run in step."""
+    members: tuple[int, ...] = (0,)
+    """The replica's ranks, as an operator knows them."""
+    rank: int = 0
+    """This one."""
 
 
 class RoundRecord(Struct, frozen=True):
@@ -114,7 +128,7 @@ class EventLoop:
         self._replica = ranks.replica
         self._total_pages = total_pages
         self._depth = in_flight_depth
-        self._relay = Relay(ranks.replica)
+        self._relay = Relay(ranks.replica, ranks.members)
         self._ingress = Ingress(limits)
         self._outputs = Outputs(max_rows, limits.vocab_size)
         self._controls = Controls()
@@ -149,28 +163,30 @@ class EventLoop:
         relayed = self._relay.exchange(received, stop_requested, self._clock.now_us())
         self._now_us = relayed.now_us
         self._admit(relayed.messages)
-        self._gate()
+        # Memory that is released on any replica leaves no forward a place to run in.
+        frozen = self._gate().released or self._controls.frozen
 
         # Head: whether forwards are allowed, which the scheduler learns here alone.
-        if self._controls.frozen is self._forwards_allowed:
-            self._forwards_allowed = not self._controls.frozen
+        if frozen is self._forwards_allowed:
+            self._forwards_allowed = not frozen
             self._scheduler.advance_head(
                 [Tick(now_us=self._now_us, allow_forward=self._forwards_allowed)]
             )
 
+        if frozen:
+            # No forward will push the queue on.
+            self._commit_down_to(0)
         plan = self._scheduler.plan()
         self._relay.add_plan(plan)
         self._start(plan)
-        stop = self._agree_batches(plan.batch, relayed.stop)
+        dp, stop = self._agree_batches(plan.batch, relayed.stop)
+        if dp is not None and dp.idle:
+            self._commit_down_to(0)
         # A commit may end requests that the batch still names, so the batch's inputs are
         # gathered before any. A batch whose inputs a pending commit still changes commits
         # the queue here, after the gathering of all others: there is none yet.
-        dispatch = self._gather(plan)
-        ticket = self._data_plane.execute(plan, dispatch) if plan.needs_device else None
-        if ticket is not None and plan.batch is not None:
-            self._in_flight.append(_Forward(plan.batch, ticket))
-        # Without a new forward (a frozen round has none) nothing would push the queue on, so
-        # all of it commits.
+        ticket = self._dispatch(plan, self._gather(plan, dp), frozen)
+        # Without a new forward nothing would push the queue on, so all of it commits.
         self._commit_down_to(self._depth if ticket is not None else 0)
 
         # Tail: what was committed and aborted reaches the scheduler before it plans again.
@@ -279,19 +295,19 @@ class EventLoop:
             ending = Ending(Reason.ABORT, refused, CLIENT_ERROR)
             self._outputs.fail([each.request.rid for each in admitted], ending, self._now_us)
 
-    def _gate(self) -> None:
+    def _gate(self) -> Passed:
         """Run the control operations that every rank runs in the same round, or none does.
 
         Collective: every round, on every rank, so that a rank that was asked first never
         waits inside an operation for one that was not.
         """
-        wanted = int(self._controls.flush_wanted)
-        (wanted,) = self._world.all_reduce([wanted], Reduce.MAX)
-        if wanted:
+        gate = passed(self._world, Held(flush=self._controls.flush_wanted))
+        if gate.flush:
             cleared = self._converge(self._scheduler.can_clear())
             if cleared:
                 self._scheduler.clear()
             self._controls.flushed(cleared)
+        return gate
 
     def _converge(self, mine: bool) -> bool:
         """Whether every rank says yes. Collective: over the replica, then the world."""
@@ -312,27 +328,54 @@ class EventLoop:
         if plan.batch is not None and self._batch_log.due(plan.batch):
             self._batch_log.write(plan.batch, cached, self._census(), self._now_us)
 
-    def _agree_batches(self, batch: Batch | None, stop: bool) -> bool:
-        """Tell the world's ranks this one's batch; returns whether any rank stops.
+    def _agree_batches(self, batch: Batch | None, stop: bool) -> tuple[DpRound | None, bool]:
+        """Tell the world's ranks this one's batch; returns theirs, and whether any rank stops.
 
         Collective: every round, on every rank of the world. A batch without tokens is no work.
         """
-        mine = [0, 0, 0, int(stop)]
+        tokens = 0
         if batch is not None:
             if batch.input_lengths is not self._lengths:
                 # The scheduler hands out the same array while its batch lasts.
                 self._lengths, self._tokens = batch.input_lengths, batch.tokens
-            if self._tokens:
-                mine = [self._tokens, batch.size, batch.extends, int(stop)]
-        batches = self._world.all_gather_ints(mine)
-        self._world_idle = not any(theirs[0] for theirs in batches)
-        return any(theirs[3] for theirs in batches)
+            tokens = self._tokens
+        if self._world.size == 1:
+            self._world_idle = not tokens
+            return None, stop
+        mine = [0, 0, 0, int(stop)]
+        if tokens and batch is not None:
+            mine = [tokens, batch.size, batch.extends, int(stop)]
+        every, rows, extends, stops = zip(*self._world.all_gather_ints(mine), strict=True)
+        self._world_idle = not any(every)
+        return DpRound(every, rows, extends, not (tokens or self._world_idle)), any(stops)
 
-    def _gather(self, plan: Plan) -> Dispatch:
+    def _gather(self, plan: Plan, dp: DpRound | None) -> Dispatch:
         """Gather what a forward reads besides its plan."""
         if plan.batch is None:
-            return Dispatch()
-        return Dispatch(self._outputs.logprob_plan(plan.batch))
+            return Dispatch(dp=dp)
+        return Dispatch(self._outputs.logprob_plan(plan.batch), dp)
+
+    def _dispatch(self, plan: Plan, dispatch: Dispatch, frozen: bool) -> int | None:
+        """Hand a round's work to the data plane; returns the ticket of its forward, if any.
+
+        A rank without work beside one with some runs an idle forward in a batch's place.
+        """
+        if plan.batch is not None and not self._tokens:
+            plan = replace(plan, batch=None)
+        dp = dispatch.dp
+        idle = dp is not None and dp.idle
+        if frozen:
+            if plan.needs_device:
+                self._data_plane.execute(plan, Dispatch())
+            if dp is not None and dp.idle:
+                self._data_plane.idle_forward(dp)
+            return None
+        if not (plan.needs_device or idle):
+            return None
+        ticket = self._data_plane.execute(plan, dispatch)
+        if ticket is not None and plan.batch is not None:
+            self._in_flight.append(_Forward(plan.batch, ticket))
+        return ticket
 
     def _commit_down_to(self, depth: int) -> None:
         """Commit the oldest forwards until at most `depth` are in flight."""

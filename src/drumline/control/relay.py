@@ -10,6 +10,8 @@ to the digest.
 
 import struct
 import zlib
+from collections.abc import Callable, Sequence
+from typing import cast
 
 from msgspec import Struct
 
@@ -20,17 +22,32 @@ from drumline.contract.ports import Group
 from drumline.contract.result import ForwardResult
 from drumline.core.errors import InvariantError
 
-_HEAD = struct.Struct("<QIIIQ?")
-"""Digest (round, inputs, plan, results), clock in µs, stop request; messages follow."""
+# Arrays are read in place; the types of Python 3.11 do not know that they are buffers.
+crc32 = cast("Callable[[IntArray | bytes, int], int]", zlib.crc32)
+
+_HEAD = struct.Struct("<QIIIIIIQ?")
+"""A digest's fields, clock in µs, stop request; messages follow."""
 
 
 class Digest(Struct, frozen=True):
-    """A round in four numbers, the same on every member of a replica."""
+    """A round in a few numbers, the same on every member of a replica."""
 
     round: int = 0
     inputs: int = 0
-    plan: int = 0
+    """What was relayed: messages and clock."""
+    rows: int = 0
+    """Which rows the batch has, and whose they are."""
+    lengths: int = 0
+    """How far each row is, and the prompt tokens it feeds."""
+    blocks: int = 0
+    """Table patches, zeroes and copies."""
+    requests: int = 0
+    """Rows given to requests, and requests that the plan ended."""
     results: int = 0
+    """The tokens that were committed."""
+
+
+_FIELDS = len(Digest.__struct_fields__)
 
 
 class Relayed(Struct, frozen=True):
@@ -42,17 +59,25 @@ class Relayed(Struct, frozen=True):
 
 
 class Relay:
-    """The exchange at a round's head, and the digest of the round that runs."""
+    """The exchange at a round's head, and the digest of the round that runs.
 
-    def __init__(self, replica: Group) -> None:
+    `members` are the ranks of the replica, as an operator knows them.
+    """
+
+    def __init__(self, replica: Group, members: Sequence[int] = ()) -> None:
         self._replica = replica
+        self._members = tuple(members) or tuple(range(replica.size))
         self._last = Digest()
         self._round = 0
         self._inputs = 0
-        self._plan = 0
+        self._rows = 0
+        self._lengths = 0
+        self._blocks = 0
+        self._requests = 0
         self._results = 0
-        self._rows: IntArray | None = None
-        self._rows_digest = 0
+        self._known: tuple[IntArray, IntArray] | None = None
+        self._known_rows = 0
+        self._known_lengths = 0
 
     @property
     def owner(self) -> bool:
@@ -70,72 +95,93 @@ class Relay:
         if self._replica.size == 1:
             return Relayed(stop, now_us, messages)
         body = encode_messages(messages) if self.owner else b""
-        head = _HEAD.pack(last.round, last.inputs, last.plan, last.results, now_us, stop)
+        head = _HEAD.pack(
+            last.round,
+            last.inputs,
+            last.rows,
+            last.lengths,
+            last.blocks,
+            last.requests,
+            last.results,
+            now_us,
+            stop,
+        )
         gathered = self._replica.all_gather(head + body)
         heads = [_HEAD.unpack_from(payload) for payload in gathered]
-        _agreed([Digest(*fields[:4]) for fields in heads])
-        now_us, stop = heads[0][4:]
+        if len({fields[:_FIELDS] for fields in heads}) > 1:
+            raise self._differs([fields[:_FIELDS] for fields in heads])
+        now_us, stop = heads[0][_FIELDS:]
         body = gathered[0][_HEAD.size :]
-        self._inputs = zlib.crc32(body, now_us & 0xFFFFFFFF)
+        self._inputs = crc32(body, now_us & 0xFFFFFFFF)
         return Relayed(stop, now_us, messages if self.owner else decode_messages(body))
 
     def add_plan(self, plan: Plan) -> None:
         """Count a plan towards this round's digest."""
-        digest = plan.round & 0xFFFFFFFF
         batch = plan.batch
         if batch is not None:
-            if batch.rows is not self._rows:
-                # The scheduler hands out the same arrays while its batch lasts.
-                self._rows = batch.rows
-                self._rows_digest = _crc(0, batch.rows, batch.generations)
-            digest = _crc(digest ^ self._rows_digest, batch.input_lengths, batch.prefix_lengths)
+            known = self._known
+            # The scheduler hands out the same arrays while its batch lasts.
+            if known is None or known[0] is not batch.rows or known[1] is not batch.input_lengths:
+                self._known = (batch.rows, batch.input_lengths)
+                self._known_rows = crc32(batch.generations, crc32(batch.rows, 0))
+                self._known_lengths = crc32(batch.input_lengths, 0)
+            self._rows = self._known_rows
+            self._lengths = crc32(batch.prefix_lengths, self._known_lengths)
             if batch.extends:
-                digest = _crc(digest, batch.extend_ids, batch.prompt_lengths)
+                self._lengths = _crc(self._lengths, batch.extend_ids, batch.prompt_lengths)
+        digest = 0
         for patch in plan.patches:
             digest = _crc(digest, patch.rows, patch.columns, patch.blocks)
         for zeroes in plan.zeroes:
-            digest = _crc(digest, zeroes.blocks)
+            digest = crc32(zeroes.blocks, digest)
         for copies in plan.copies:
             digest = _crc(digest, copies.sources, copies.targets)
+        self._blocks = digest
+        digest = 0
         for bound in plan.bound:
-            digest = zlib.crc32(bound.rid.encode(), digest ^ bound.row)
+            digest = crc32(bound.rid.encode(), digest ^ bound.row)
         for abort in plan.aborts:
-            digest = zlib.crc32(abort.rid.encode(), digest)
-        self._plan = digest
+            digest = crc32(abort.rid.encode(), digest)
+        self._requests = digest
 
     def add_result(self, result: ForwardResult) -> None:
         """Count a committed forward towards this round's digest."""
-        self._results = _crc(self._results, result.counts, result.tokens, result.nan_indices)
+        self._results = crc32(result.tokens, crc32(result.counts, self._results))
+        if len(result.nan_indices):
+            self._results = crc32(result.nan_indices, self._results)
 
     def close(self) -> Digest:
         """End the round; the next exchange carries its digest."""
-        self._last = Digest(self._round, self._inputs, self._plan, self._results)
-        self._inputs = self._plan = self._results = 0
+        self._last = Digest(
+            self._round,
+            self._inputs,
+            self._rows,
+            self._lengths,
+            self._blocks,
+            self._requests,
+            self._results,
+        )
+        self._inputs = self._rows = self._lengths = self._results = 0
         return self._last
+
+    def _differs(self, digests: list[tuple[int, ...]]) -> InvariantError:
+        """Return the error that names the first member and field that differ from the first's.
+
+        A member can only differ in its previous round: it would have stopped before.
+        """
+        first = digests[0]
+        member = next(i for i, digest in enumerate(digests) if digest != first)
+        theirs = digests[member]
+        at = next(i for i in range(_FIELDS) if theirs[i] != first[i])
+        field = Digest.__struct_fields__[at]
+        return InvariantError(
+            f"the replica's ranks ran different rounds: in round {first[0]}, rank "
+            f"{self._members[member]} has {field} {theirs[at]:#x} where rank {self._members[0]} "
+            f"has {first[at]:#x}"
+        )
 
 
 def _crc(digest: int, *arrays: IntArray) -> int:
     for array in arrays:
-        digest = zlib.crc32(array.data, digest)
+        digest = crc32(array, digest)
     return digest
-
-
-def _agreed(digests: list[Digest]) -> None:
-    """Raise InvariantError naming the first member and field that differ from the first member's.
-
-    A member can only differ in its previous round: it would have stopped before.
-    """
-    first = digests[0]
-    for member, digest in enumerate(digests):
-        if digest == first:
-            continue
-        field = next(
-            name
-            for name in Digest.__struct_fields__
-            if getattr(digest, name) != getattr(first, name)
-        )
-        raise InvariantError(
-            f"the replica's members ran different rounds: in round {first.round}, member {member} "
-            f"has {field} {getattr(digest, field):#x} where member 0 has "
-            f"{getattr(first, field):#x}"
-        )

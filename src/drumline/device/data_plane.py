@@ -9,7 +9,7 @@ from functools import partial
 
 from drumline.contract.cache import CacheAck, WriteBack
 from drumline.contract.plan import Plan
-from drumline.contract.ports import Dispatch
+from drumline.contract.ports import Dispatch, DpRound
 from drumline.contract.request import Admission
 from drumline.contract.result import ForwardResult
 from drumline.core.errors import InvariantError
@@ -46,6 +46,10 @@ class QueuedDataPlane:
         self._tickets += 1
         self._open[self._tickets] = answer
         return self._tickets
+
+    def idle_forward(self, dp: DpRound) -> None:
+        """Run an idle forward in a frozen round, and wait for it."""
+        self._thread.submit(partial(self._handle.idle_forward, dp)).wait()
 
     def complete(self, ticket: int) -> ForwardResult:
         """Wait for a forward's results. Tickets are completed in order, each once."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from drumline.contract.arrays import IntArray
 from drumline.contract.plan import Batch
-from drumline.contract.ports import LogprobPlan
+from drumline.contract.ports import DpRound, LogprobPlan
 from drumline.contract.result import ForwardResult, RowLogprobs
 from drumline.core.errors import InvariantError
 from drumline.device.attention import Attention, AttentionBatch
@@ -75,6 +75,15 @@ class Executor:
     def import_row(self, row: int, state: Tensor) -> None:
         """Give a row the state that `export_row` wrote, of whichever row."""
         self._last[row] = state[0]
+
+    def idle(self, dp: DpRound) -> None:
+        """Take part in the exchanges of the other replicas' forwards.
+
+        A dense decoder has none: its layers lie whole in each replica, so there is nothing
+        to compute for others.
+        """
+        if not dp.idle:
+            raise InvariantError(f"an idle forward in a round with a batch: {dp}")
 
     def _inputs(self, batch: Batch) -> Tensor:
         extended = torch.from_numpy(batch.extend_ids.astype(np.int64))

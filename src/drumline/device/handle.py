@@ -11,7 +11,7 @@ import torch
 
 from drumline.contract.cache import CacheAck, CacheOp
 from drumline.contract.plan import Plan
-from drumline.contract.ports import Dispatch
+from drumline.contract.ports import Dispatch, DpRound
 from drumline.contract.request import Admission
 from drumline.contract.result import ForwardResult
 from drumline.device.executor import Executor
@@ -83,5 +83,12 @@ class DeviceHandle:
         for bound in plan.bound:
             self._sampler.bind(bound.row, bound.rid)
         if plan.batch is None or not plan.batch.size:
+            if dispatch.dp is not None and dispatch.dp.idle:
+                self.idle_forward(dispatch.dp)
             return None
         return self._executor.run(plan.batch, self._table, dispatch.logprobs)
+
+    @torch.inference_mode()
+    def idle_forward(self, dp: DpRound) -> None:
+        """Take part in what the other replicas forward, without a batch of one's own."""
+        self._executor.idle(dp)

@@ -15,7 +15,7 @@ import numpy as np
 from drumline.contract.arrays import IntArray
 from drumline.contract.cache import CacheAck
 from drumline.contract.plan import Batch, Bound, Plan
-from drumline.contract.ports import Dispatch, LogprobPlan
+from drumline.contract.ports import Dispatch, DpRound, LogprobPlan
 from drumline.contract.request import Admission
 from drumline.contract.result import ForwardResult, RowLogprobs
 from drumline.contract.specs import DeviceSpecs
@@ -65,8 +65,14 @@ class PagedPlane:
         self._queue: deque[Callable[[], None]] = deque()
         self._results: dict[int, ForwardResult] = {}
         self._acks: list[CacheAck] = []
+        self._forwards: list[DpRound | None] = []
         self._tickets = 0
         self._completed = 0
+
+    def take_forwards(self) -> list[DpRound | None]:
+        """Return what was agreed of each forward, real or idle, since the last call."""
+        taken, self._forwards = self._forwards, []
+        return taken
 
     @property
     def known(self) -> int:
@@ -83,11 +89,19 @@ class PagedPlane:
         """Queue: carry out a plan; returns the ticket of its forward."""
         if plan.batch is None:
             self._push(lambda: self._prepare(plan))
+            if dispatch.dp is not None and dispatch.dp.idle:
+                self._forwards.append(dispatch.dp)
             return None
+        self._forwards.append(dispatch.dp)
         self._tickets += 1
         ticket = self._tickets
         self._push(lambda: self._forward(plan, dispatch, ticket))
         return ticket
+
+    def idle_forward(self, dp: DpRound) -> None:
+        """Run an idle forward and all that is queued before it."""
+        self._run(0)
+        self._forwards.append(dp)
 
     def complete(self, ticket: int) -> ForwardResult:
         """Return a forward's results, running what is queued up to it."""

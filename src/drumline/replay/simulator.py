@@ -12,7 +12,7 @@ from drumline.collective.solo import SoloGroup
 from drumline.contract.cache import CacheAck
 from drumline.contract.messages import AbortAsked, CallAsked, Submitted
 from drumline.contract.plan import Plan, decode_plan, encode_plan
-from drumline.contract.ports import DataPlane, Dispatch, Group
+from drumline.contract.ports import DataPlane, Dispatch, DpRound, Group
 from drumline.contract.request import Admission, GenerateRequest, Sampling
 from drumline.contract.result import ForwardResult, decode_result, encode_result
 from drumline.contract.specs import CacheGroup, DeviceSpecs, ModelFacts
@@ -72,6 +72,9 @@ class EncodedPlane:
     def execute(self, plan: Plan, dispatch: Dispatch) -> int | None:
         return self._plane.execute(decode_plan(encode_plan(plan)), dispatch)
 
+    def idle_forward(self, dp: DpRound) -> None:
+        self._plane.idle_forward(dp)
+
     def complete(self, ticket: int) -> ForwardResult:
         return decode_result(encode_result(self._plane.complete(ticket)))
 
@@ -96,6 +99,8 @@ class Simulation:
         mixed_batch: bool = True,
         prefix_caching: bool = True,
         replica: Group | None = None,
+        world: Group | None = None,
+        members: tuple[int, ...] = (),
     ) -> None:
         self.specs = specs or small_specs()
         self.clock = ManualClock()
@@ -119,7 +124,7 @@ class Simulation:
             data_plane=EncodedPlane(self.plane) if encoded else self.plane,
             frontend=self.frontend if replica is None or replica.index == 0 else None,
             clock=self.clock,
-            ranks=Ranks(replica or SoloGroup(), SoloGroup()),
+            ranks=Ranks(replica or SoloGroup(), world or SoloGroup(), members),
             limits=Limits.of(self.specs, self.scheduler.max_request_tokens),
             max_rows=self.specs.max_rows,
             total_pages=self.specs.num_pages - 1,

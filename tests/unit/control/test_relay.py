@@ -65,7 +65,7 @@ def result(*tokens):
 @pytest.mark.parametrize(
     ("theirs", "field"),
     [
-        ((plan(1, [1, 3]), result(7, 8)), "plan"),
+        ((plan(1, [1, 3]), result(7, 8)), "rows"),
         ((plan(1, [1, 2]), result(7, 9)), "results"),
     ],
 )
@@ -78,7 +78,7 @@ def test_a_member_that_ran_another_round_stops_both_with_the_field_that_differs(
         relay.add_plan(planned)
         relay.add_result(resulted)
     mine, other = (getattr(relay.close(), field) for relay in pair.relays)
-    said = f"in round 1, member 1 has {field} {other:#x} where member 0 has {mine:#x}"
+    said = f"in round 1, rank 1 has {field} {other:#x} where rank 0 has {mine:#x}"
     for error in exchange(pair):
         assert isinstance(error, InvariantError)
         assert said in str(error)
@@ -88,7 +88,7 @@ def test_a_member_that_skipped_a_round_is_named(pair):
     exchange(pair)
     pair.relays[0].close()
     for error in exchange(pair):
-        assert "member 1 has round 0x0 where member 0 has 0x1" in str(error)
+        assert "rank 1 has round 0x0 where rank 0 has 0x1" in str(error)
 
 
 def test_a_group_of_one_relays_without_encoding():
