@@ -4,19 +4,17 @@ Spellings that mean the same here are aliases of a field, in `core.config`; this
 about the rest.
 """
 
-_ONE_RANK = "an engine is one rank in this version"
+_NO_STAGES = "there are no pipeline stages and no expert-parallel ranks in this version"
 _CHECKPOINT = "leave it out, the checkpoint says it"
 
 EQUIVALENTS: dict[str, str] = {
     # vLLM
     "--num-gpu-blocks-override": "set the pool in tokens with --max-total-tokens",
-    "--tensor-parallel-size": _ONE_RANK,
-    "-tp": _ONE_RANK,
-    "--data-parallel-size": _ONE_RANK,
-    "-dp": _ONE_RANK,
-    "--pipeline-parallel-size": _ONE_RANK,
-    "-pp": _ONE_RANK,
-    "--enable-expert-parallel": _ONE_RANK,
+    "--pipeline-parallel-size": _NO_STAGES,
+    "-pp": _NO_STAGES,
+    "-tp": "use --tensor-parallel-size",
+    "-dp": "use --data-parallel-size",
+    "--enable-expert-parallel": _NO_STAGES,
     "--uvicorn-log-level": "use --log-level",
     "--load-format": _CHECKPOINT,
     "--quantization": _CHECKPOINT,
@@ -29,19 +27,15 @@ EQUIVALENTS: dict[str, str] = {
     "--max-num-queued-reqs": "the queue has no limit in this version",
     "--generation-config": _CHECKPOINT,
     # SGLang
-    "--tp": _ONE_RANK,
-    "--tp-size": _ONE_RANK,
-    "--dp-size": _ONE_RANK,
-    "--ep-size": _ONE_RANK,
-    "--pp-size": _ONE_RANK,
+    "--ep-size": _NO_STAGES,
+    "--pp-size": _NO_STAGES,
     "--tokenizer-path": "the tokenizer is the checkpoint's own",
     "--max-queued-requests": "the queue has no limit in this version",
     "--max-prefill-tokens": "use --chunked-prefill-size",
     "--device": "the device is found by itself",
     "--watchdog-timeout": "use --startup-timeout for the start-up",
     # TokenSpeed
-    "--attn-tp-size": _ONE_RANK,
-    "--world-size": _ONE_RANK,
+    "--world-size": "leave it out, it is --tensor-parallel-size times --data-parallel-size",
     "--control-port": "leave it out, there is one port: --port",
     "--gateway-startup-timeout": "use --startup-timeout",
     "--ext-yaml": "use --config with a TOML file",

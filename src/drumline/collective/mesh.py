@@ -75,6 +75,12 @@ class Mesh:
         """Connections that were turned away during start-up, for being no rank's."""
         return self._refused
 
+    @property
+    def failure(self) -> str | None:
+        """Why no exchange will succeed any more, once that is so. Thread: any."""
+        failure = self._pulse.failure
+        return failure.text if failure is not None else None
+
     def group(self, members: Sequence[int], name: str = "ranks") -> "MeshGroup":
         """Return the group of these ranks; the first is the centre of its exchanges.
 

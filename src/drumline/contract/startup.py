@@ -17,14 +17,27 @@ EXIT_OPERATOR = 2
 """The operator asked for what cannot be done, and can mend it."""
 
 
+class Meeting(Struct, frozen=True):
+    """Where the ranks of an engine find each other."""
+
+    address: str
+    """Rank 0 listens here."""
+    token: str
+    """A secret that they share, in hexadecimal digits."""
+    listener_fd: int | None = None
+    """Rank 0's inherited descriptor of the socket that listens there."""
+
+
 class RankSettings(Struct, frozen=True, kw_only=True):
     """What a rank must know to build itself; the model is a path by now."""
 
     config: Config
     handshake: str
-    """The frontend's handshake address, which the rank dials."""
+    """The frontend's handshake address, which the first rank of every replica dials."""
     engine_index: int = 0
     rank: int = 0
+    meeting: Meeting | None = None
+    """None for a rank that is alone."""
     report_fd: int
     """The inherited descriptor that takes the reports."""
     launcher_pid: int
@@ -51,6 +64,8 @@ class Failed(Struct, frozen=True, tag="failed"):
     exit_code: int
     setting: str = ""
     """What the operator can mend, where that is the cause."""
+    of_peer: bool = False
+    """Another process's end or word is the cause, not anything of this rank's."""
 
 
 Report = Step | Ready | Failed

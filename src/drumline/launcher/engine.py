@@ -25,7 +25,7 @@ _EPITAPH_S = 2.0
 
 
 class Engine:
-    """An engine of one rank.
+    """An engine: its ranks, and the link to the first rank of every replica.
 
     Thread: one event loop's, which must outlive the engine.
     """
@@ -37,7 +37,8 @@ class Engine:
         """
         self.files: ModelFiles = find_model(config.model.model)
         self.config: Config = _settled(config, self.files, quiet=quiet)
-        self.client = EngineClient()
+        parallel = self.config.parallel
+        self.client = EngineClient(parallel.data_parallel_size)
         self.ranks = Ranks(on_step=on_step)
 
     async def service(self) -> Service:

@@ -14,16 +14,22 @@ import contextlib
 import logging
 import math
 import os
+import secrets
 import signal
+import socket
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
+from msgspec.structs import replace
 
+from drumline.collective.door import Address, listen, parse_address
+from drumline.contract.layout import Layout
 from drumline.contract.startup import (
     EXIT_OPERATOR,
     Failed,
+    Meeting,
     RankSettings,
     Ready,
     Report,
@@ -48,13 +54,25 @@ OnStep = Callable[[int, str], None]
 class _Rank:
     """One child, its report pipe, and how far it said it came."""
 
-    __slots__ = ("closed", "failed", "index", "process", "ready", "report_fd", "step", "unread")
+    __slots__ = (
+        "closed",
+        "failed",
+        "index",
+        "process",
+        "ready",
+        "report_fd",
+        "step",
+        "steps",
+        "unread",
+    )
 
     def __init__(self, index: int, process: subprocess.Popen[bytes], report_fd: int) -> None:
         self.index = index
         self.process = process
         self.report_fd = report_fd
         self.step = "launch"
+        self.steps = 0
+        """How many parts of its start-up it has begun."""
         self.ready: Ready | None = None
         self.failed: Failed | None = None
         self.unread = b""
@@ -95,21 +113,39 @@ class Ranks:
     def pids(self) -> list[int]:
         return [rank.process.pid for rank in self._ranks]
 
-    def start(self, config: Config, handshake: str, *, count: int = 1) -> None:
-        """Start `count` ranks that dial `handshake`, without waiting for any."""
-        for index in range(count):
-            self._ranks.append(self._launched(config, handshake, index))
+    def start(self, config: Config, handshake: str) -> None:
+        """Start all ranks, without waiting for any; each replica's first dials `handshake`.
 
-    def _launched(self, config: Config, handshake: str, index: int) -> _Rank:
+        Raises ConfigError when the address where they would meet cannot be used.
+        """
+        parallel = config.parallel
+        layout = Layout(parallel.tensor_parallel_size, parallel.data_parallel_size)
+        with contextlib.ExitStack() as closing:
+            listener = None
+            if layout.size > 1:
+                address = parallel.dist_init_addr or "127.0.0.1:0"
+                listener = closing.enter_context(_listening(address, layout.size))
+            meeting = _meeting(listener)
+            for index in range(layout.size):
+                self._ranks.append(self._launched(config, handshake, layout, index, meeting))
+                # The socket is rank 0's.
+                meeting = meeting and replace(meeting, listener_fd=None)
+
+    def _launched(
+        self, config: Config, handshake: str, layout: Layout, index: int, meeting: Meeting | None
+    ) -> _Rank:
         read_fd, write_fd = os.pipe()
         os.set_blocking(read_fd, False)
+        passed = [write_fd]
+        if meeting is not None and meeting.listener_fd is not None:
+            passed.append(meeting.listener_fd)
         try:
             # A session of its own: the terminal's Ctrl-C reaches the launcher alone,
             # which then lets the requests finish.
             process = subprocess.Popen(
                 self._command,
                 stdin=subprocess.PIPE,
-                pass_fds=(write_fd,),
+                pass_fds=passed,
                 start_new_session=True,
                 env=_rank_environment(os.environ),
             )
@@ -122,8 +158,9 @@ class Ranks:
         settings = RankSettings(
             config=config,
             handshake=handshake,
-            engine_index=index,
+            engine_index=layout.data_index(index),
             rank=index,
+            meeting=meeting,
             report_fd=write_fd,
             launcher_pid=os.getpid(),
         )
@@ -156,6 +193,7 @@ class Ranks:
         match report:
             case Step():
                 rank.step = report.name
+                rank.steps += 1
                 if self._on_step is not None:
                     self._on_step(rank.index, report.name)
             case Ready():
@@ -174,7 +212,8 @@ class Ranks:
             async with asyncio.timeout(timeout_s):
                 return await self._all_ready()
         except TimeoutError:
-            late = next(rank for rank in self._ranks if rank.ready is None)
+            # Of those that are late, others wait for the one that came the least far.
+            late = min((rank for rank in self._ranks if rank.ready is None), key=_progress)
             raise PeerError(
                 f"rank {late.index} is not ready after {timeout_s:g} s, it is at {late.step!r}; "
                 "raise --startup-timeout if it only needs longer"
@@ -202,9 +241,13 @@ class Ranks:
             await self._changed.wait()
 
     async def _ended(self, rank: _Rank) -> DrumlineError:
-        """Give a rank whose pipe ended a moment to be reaped, for the sake of its status."""
+        """Return why a rank ended, or why the one did that it could not go on without.
+
+        It gets a moment to be reaped, for the sake of its status.
+        """
         await _exited([rank], _REAP_S)
-        return rank.epitaph()
+        over = [one for one in self._ranks if one.closed or one.failed is not None]
+        return min(over, key=_distance).epitaph()
 
     async def stop(self, grace_s: float = 5.0) -> None:
         """Stop every rank: ask, wait `grace_s`, kill. Further calls await the first one's end."""
@@ -246,6 +289,35 @@ def _rank_environment(ours: Mapping[str, str]) -> dict[str, str]:
     if "OMP_WAIT_POLICY" in ours or "GOMP_SPINCOUNT" in ours:
         return dict(ours)
     return {**ours, "OMP_WAIT_POLICY": "PASSIVE"}
+
+
+def _progress(rank: _Rank) -> int:
+    return rank.steps
+
+
+def _distance(rank: _Rank) -> int:
+    """Return how far a rank's end is from the cause: who only lost another is behind it."""
+    if rank.failed is None:
+        return 0
+    return 1 + rank.failed.of_peer
+
+
+@contextlib.contextmanager
+def _listening(address: str, size: int) -> Iterator[socket.socket]:
+    """Keep a socket on which rank 0 will meet the others; it inherits its own copy."""
+    try:
+        listener = listen(parse_address(address), size)
+    except ConfigError as error:
+        raise ConfigError("--dist-init-addr", error.reason) from None
+    with listener:
+        yield listener
+
+
+def _meeting(listener: socket.socket | None) -> Meeting | None:
+    if listener is None:
+        return None
+    address = Address(*listener.getsockname()[:2])
+    return Meeting(str(address), secrets.token_hex(16), listener.fileno())
 
 
 async def _exited(ranks: Sequence[_Rank], timeout_s: float) -> None:

@@ -11,6 +11,7 @@ import threading
 
 import setproctitle
 
+from drumline.contract.layout import Layout
 from drumline.contract.startup import EXIT_FAILED, EXIT_OPERATOR
 from drumline.core.config import LogLevel
 from drumline.core.errors import ConfigError
@@ -27,7 +28,9 @@ def main() -> int:
     except ConfigError as error:
         sys.stderr.write(f"drumline.rank: {error}\n")
         return EXIT_OPERATOR
-    setproctitle.setproctitle(f"drumline::rank{settings.rank}")
+    parallel = settings.config.parallel
+    layout = Layout(parallel.tensor_parallel_size, parallel.data_parallel_size)
+    setproctitle.setproctitle(f"drumline::{layout.name(settings.rank)}")
     die_with(settings.launcher_pid)
     stop = threading.Event()
     watch_launcher(stop.set)

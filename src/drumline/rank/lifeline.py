@@ -24,7 +24,7 @@ from drumline.contract.startup import (
     decode_settings,
     encode_report,
 )
-from drumline.core.errors import ConfigError
+from drumline.core.errors import ConfigError, PeerError
 
 ORPHAN_GRACE_S = 1.0
 """How long a rank without a launcher may take to stop by itself."""
@@ -105,7 +105,12 @@ class Reports:
         else:
             text = str(error).strip() or "no more is known"
             setting, reason = "", f"{type(error).__name__}: {text.splitlines()[0]}"
-        self._send(Failed(self.step, reason, exit_code, setting))
+        of_peer = isinstance(error, PeerError)
+        self._send(Failed(self.step, reason, exit_code, setting, of_peer))
+
+    def lost(self, error: PeerError) -> None:
+        """Report that the rank ends because another one did."""
+        self.failed(error, EXIT_FAILED)
 
     def _send(self, report: Report) -> None:
         try:

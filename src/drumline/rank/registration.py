@@ -13,8 +13,10 @@ from drumline.wire.sampling import SamplingParams
 _POSITIONAL = (BatchTokenIDOutSlim, ControlReplySlim, TokenizedGenerateReqInput, SamplingParams)
 
 
-def registration_of(specs: DeviceSpecs, config: Config, max_request_tokens: int) -> Registration:
-    """Return the registration of an engine of one rank.
+def registration_of(
+    specs: DeviceSpecs, config: Config, max_request_tokens: int, data_index: int = 0
+) -> Registration:
+    """Return the registration of the replica `data_index`.
 
     `max_request_tokens` is the longest request, answer included, that the KV pool holds
     when it runs alone.
@@ -25,6 +27,10 @@ def registration_of(specs: DeviceSpecs, config: Config, max_request_tokens: int)
         prefix_granularity=specs.prefix_granularity,
         dtype=cast("Literal['float16', 'bfloat16', 'float32']", specs.model.dtype),
         vllm_version=f"tokenspeed-{VERSION}",
+        world_size=config.parallel.world_size,
+        data_parallel_size=config.parallel.data_parallel_size,
+        tensor_parallel_size=config.parallel.tensor_parallel_size,
+        data_parallel_rank=data_index,
         max_num_seqs=specs.max_rows,
         max_num_batched_tokens=config.schedule.chunked_prefill_size,
         instance_id=specs.model.name,

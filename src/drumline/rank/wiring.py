@@ -7,17 +7,26 @@ import logging
 import signal
 import threading
 
-from drumline.collective.solo import SoloGroup
+from drumline.contract.ports import Group
 from drumline.contract.specs import DeviceSpecs
 from drumline.contract.startup import RankSettings
 from drumline.control.event_loop import EventLoop, Ranks
 from drumline.control.ingress import Limits
 from drumline.control.transport import Transport
 from drumline.core.clock import SystemClock
-from drumline.core.errors import InvariantError
+from drumline.core.config import Config
+from drumline.core.errors import DrumlineError
 from drumline.device.build import build
 from drumline.device.data_plane import QueuedDataPlane
 from drumline.device.forward_thread import ForwardThread
+from drumline.device.parallel import (
+    LinkedGroup,
+    TensorGroup,
+    dial_store,
+    open_store,
+    share_processors,
+)
+from drumline.rank.company import Company, gathered
 from drumline.rank.heap import freeze_heap
 from drumline.rank.lifeline import Reports
 from drumline.rank.registration import registration_of
@@ -28,55 +37,100 @@ _log = logging.getLogger(__name__)
 
 
 def serve(settings: RankSettings, reports: Reports, stop: threading.Event) -> None:
-    """Build a rank, serve until `stop` is set or the frontend is gone.
+    """Build a rank, serve until every rank agreed to stop or the frontend is gone.
 
     Raises ConfigError when the operator can mend what start-up met, PeerError when
-    the frontend does not answer, InvariantError when a promise of ours broke.
+    the frontend or another rank is missing, InvariantError when a promise of ours broke.
     """
+    reports.begin("meeting the other ranks")
+    with gathered(settings) as company:
+        company.watch(reports.lost)
+        _serve(settings, company, reports, stop)
+
+
+def _serve(
+    settings: RankSettings, company: Company, reports: Reports, stop: threading.Event
+) -> None:
     config = settings.config
     reports.begin("loading the model")
     thread = ForwardThread()
-    device = build(config, thread)
+    host = settings.meeting.address.rpartition(":")[0] if settings.meeting else ""
+    device = build(config, thread, _tensor_group(thread, company.replica, host, config))
     specs = device.specs
     scheduler = Scheduler(SchedulerConfig.of(specs, config))
     data_plane = QueuedDataPlane(device.handle, thread)
     del device  # what start-up alone needed is freed
-    reports.begin("meeting the frontend")
-    transport = Transport(
-        settings.handshake,
-        registration_of(specs, config, scheduler.max_request_tokens),
-        engine_index=settings.engine_index,
-    )
+    reports.begin("comparing with the other ranks")
+    company.compare(specs)
+    transport = None
+    if company.leads:
+        reports.begin("meeting the frontend")
+        transport = Transport(
+            settings.handshake,
+            registration_of(specs, config, scheduler.max_request_tokens, settings.engine_index),
+            engine_index=settings.engine_index,
+        )
     try:
-        transport.start()
+        if transport is not None:
+            transport.start()
         loop = EventLoop(
             scheduler=scheduler,
             data_plane=data_plane,
             frontend=transport,
             clock=SystemClock(),
-            ranks=Ranks(SoloGroup(), SoloGroup()),
+            ranks=Ranks(
+                replica=company.replica,
+                world=company.world,
+                members=company.layout.replica(company.rank),
+                rank=company.rank,
+            ),
             limits=Limits.of(specs, scheduler.max_request_tokens),
             max_rows=specs.max_rows,
             total_pages=specs.num_pages - 1,
             in_flight_depth=config.schedule.in_flight_depth,
         )
         freeze_heap()
+        # Nobody enters the first round's exchange while others still start.
+        reports.begin("waiting for the other ranks")
+        company.meet()
         # Until here a signal ends the process: there was nothing to finish.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: stop.set())
-        reports.ready(_summary(specs))
+        reports.ready(_summary(specs, company))
         loop.run(stop)
-    except InvariantError:
+    except DrumlineError:
         # The forward thread may never answer again; nothing waits for it.
-        transport.close()
+        if transport is not None:
+            transport.close()
         raise
-    transport.close()
+    if transport is not None:
+        transport.close()
     data_plane.shutdown()
+    # What one rank still computes may need the others.
+    company.meet()
 
 
-def _summary(specs: DeviceSpecs) -> str:
+def _tensor_group(
+    thread: ForwardThread, replica: Group, host: str, config: Config
+) -> TensorGroup | None:
+    """Return the group that computes this replica's forwards, made on the forward thread.
+
+    Collective: over the replica, which tells each other where to meet.
+    """
+    thread.call(lambda: share_processors(config.parallel.local_ranks))
+    if replica.size == 1:
+        return None
+    store = thread.call(lambda: open_store(host)) if replica.index == 0 else None
+    port = int(replica.broadcast(0, str(store.port).encode() if store is not None else b""))
+    return thread.call(
+        lambda: LinkedGroup(store or dial_store(host, port), replica.index, replica.size, host=host)
+    )
+
+
+def _summary(specs: DeviceSpecs, company: Company) -> str:
+    where = f"{company.layout.name(company.rank)}: " if company.layout.size > 1 else ""
     return (
-        f"{specs.model.name}: {specs.model.architecture} in {specs.model.dtype} on "
+        f"{where}{specs.model.name}: {specs.model.architecture} in {specs.model.dtype} on "
         f"{specs.backend}, context {specs.model.max_model_len}, KV pool {specs.kv_tokens} tokens, "
         f"{specs.max_rows} requests at a time"
     )

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from drumline.core.config import Config
+from drumline.core.config import Config, ParallelConfig
 from drumline.core.errors import ConfigError, PeerError
 from drumline.launcher.ranks import Ranks
 
@@ -30,8 +30,12 @@ def alive(pid: int) -> bool:
         return False
 
 
+def ranks_of(count: int) -> Config:
+    return Config(parallel=ParallelConfig(data_parallel_size=count))
+
+
 async def started(ranks: Ranks, count: int = 1):
-    ranks.start(Config(), "tcp://127.0.0.1:1", count=count)
+    ranks.start(ranks_of(count), "tcp://127.0.0.1:1")
     return await ranks.ready(10)
 
 
@@ -94,7 +98,7 @@ def test_start_up_is_bounded_and_names_where_it_stood():
 def test_a_rank_that_ends_after_its_own_report_fails_the_start_of_the_others():
     async def run():
         ranks = scripted("ready-if:0", "serve-if:1")
-        ranks.start(Config(), "tcp://127.0.0.1:1", count=2)
+        ranks.start(ranks_of(2), "tcp://127.0.0.1:1")
         with pytest.raises(PeerError, match="rank 0 ended with status 0 while serving"):
             await ranks.ready(10)
         await ranks.stop(1)

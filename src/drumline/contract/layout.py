@@ -1,0 +1,43 @@
+"""Which rank stands where: the arithmetic that launcher and ranks share.
+
+Ranks are numbered replica by replica; within a replica, by their tensor-parallel place.
+"""
+
+from msgspec import Struct
+
+
+class Layout(Struct, frozen=True):
+    """An engine of `data` replicas of `tensor` ranks each."""
+
+    tensor: int = 1
+    data: int = 1
+
+    @property
+    def size(self) -> int:
+        return self.tensor * self.data
+
+    def tensor_index(self, rank: int) -> int:
+        """Return a rank's place in its replica; the first holds the frontend's link."""
+        return rank % self.tensor
+
+    def data_index(self, rank: int) -> int:
+        """Return which replica a rank is of: its engine index on the frontend's wire."""
+        return rank // self.tensor
+
+    def replica(self, rank: int) -> tuple[int, ...]:
+        """Return the ranks that run the same scheduler as `rank`, itself included."""
+        first = rank - self.tensor_index(rank)
+        return tuple(range(first, first + self.tensor))
+
+    def peers(self, rank: int) -> tuple[int, ...]:
+        """Return the ranks at the same place of every replica, itself included."""
+        return tuple(range(self.tensor_index(rank), self.size, self.tensor))
+
+    def name(self, rank: int) -> str:
+        """Return how a rank is called in process lists: `rank3_tp1_dp1`."""
+        parts = [f"rank{rank}"]
+        if self.tensor > 1:
+            parts.append(f"tp{self.tensor_index(rank)}")
+        if self.data > 1:
+            parts.append(f"dp{self.data_index(rank)}")
+        return "_".join(parts)
