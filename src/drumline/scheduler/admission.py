@@ -13,13 +13,12 @@ import numpy as np
 from msgspec import Struct
 
 from drumline.core.errors import InvariantError
-from drumline.core.hashing import page_digest
 from drumline.scheduler.blocks import BlockPool
 from drumline.scheduler.config import PREPAID_TOKENS, SchedulerConfig
 from drumline.scheduler.draft import Draft
-from drumline.scheduler.index import IndexArray
 from drumline.scheduler.lifecycle import Move, State
-from drumline.scheduler.prefix import PrefixIndex
+from drumline.scheduler.match import NO_MATCH, Match
+from drumline.scheduler.matching import Matcher
 from drumline.scheduler.publication import Publication
 from drumline.scheduler.requests import Request, RequestTable
 from drumline.scheduler.rows import Rows
@@ -32,21 +31,6 @@ class Chunk(Struct, frozen=True, eq=False):
     request: Request
     start: int
     tokens: int
-
-
-class Match(Struct, frozen=True, eq=False):
-    """What of a prompt is cached: `pages` full pages, `tokens` with a tail behind them.
-
-    `blocks[g]` are the pages' blocks, `tails[g]` those of the tail.
-    """
-
-    pages: int
-    tokens: int
-    blocks: list[IndexArray]
-    tails: list[IndexArray]
-
-
-NO_MATCH = Match(0, 0, [], [])
 
 
 class Verdict(IntEnum):
@@ -66,7 +50,7 @@ class Admission:
         "_config",
         "_epoch",
         "_fresh",
-        "_index",
+        "_matcher",
         "_open",
         "_pool",
         "_publication",
@@ -86,7 +70,7 @@ class Admission:
         rows: Rows,
         pool: BlockPool,
         tables: BlockTables,
-        index: PrefixIndex,
+        matcher: Matcher,
         publication: Publication,
     ) -> None:
         self._config = config
@@ -96,7 +80,7 @@ class Admission:
         self._rows = rows
         self._pool = pool
         self._tables = tables
-        self._index = index
+        self._matcher = matcher
         self._publication = publication
         self._waiting: OrderedDict[str, Request] = OrderedDict()
         self._open: Request | None = None
@@ -168,16 +152,18 @@ class Admission:
     # -- one request --------------------------------------------------------------
 
     def _admit(self, request: Request, budget: int, draft: Draft) -> Chunk | Verdict:
-        match = self._match(request)
+        match = NO_MATCH
+        if self._caching:
+            match = self._matcher.match(request, self._cap(request))
         if self._pending(request, match):
             return Verdict.PREFIX_PENDING
         tokens = min(budget, request.prompt_tokens - match.tokens)
-        target = self._target(request, match.tokens + tokens)
-        shared = match.pages * self._config.prefix_granularity
-        held = [blocks for blocks in (*match.blocks, *match.tails) if len(blocks)]
+        targets = self._targets(request, match.tokens + tokens)
+        held = [part[part > 0] for part in (*match.blocks, *match.tails)]
         for blocks in held:
             self._pool.hold(blocks)
-        if not self._pool.make_room(self._tables.needs(target, shared)):
+        needs = self._tables.needs(targets, match.tokens, match.pages)
+        if not self._pool.make_room(needs):
             for blocks in held:
                 self._pool.release(blocks)
             return Verdict.NO_ROOM
@@ -187,7 +173,7 @@ class Admission:
         request.cached_tokens = request.planned = match.tokens
         request.published = match.pages
         draft.bind(row, int(self._rows.generation[row]), request.rid)
-        self._tables.open(row, match.blocks, match.tails, target, draft)
+        self._tables.open(row, match, targets, draft)
         for blocks in match.tails:  # held only until the copies had their targets
             self._pool.release(blocks, self._epoch)
         if self._sharing:
@@ -207,56 +193,17 @@ class Admission:
             and self._publication.promised(request.digests[match.pages])
         )
 
-    def _match(self, request: Request) -> Match:
-        """Return the deepest boundary of the prompt that all groups have cached."""
-        if not self._caching:
-            return NO_MATCH
-        index, size = self._index, self._config.prefix_granularity
-        cap = self._cap(request)
-        nodes = index.known(request.digests[: cap // size])
-        pages = len(nodes)
-        at = np.array(nodes, np.intp)
-        for blocks in index.blocks:
-            whole = (blocks[at[:pages]] > 0).all(axis=1)
-            if np.count_nonzero(whole) < pages:
-                pages = int(np.argmin(whole))
-        hits = [blocks[at[:pages]].reshape(-1) for blocks in index.blocks]
-        tail = self._match_tail(request, pages, cap)
-        if tail is None:
-            return Match(pages, pages * size, hits if pages else [], [])
-        node, end = tail
-        tails = [
-            blocks[node, : -(-(end - pages * size) // tokens)]
-            for blocks, tokens in zip(index.blocks, self._tables.block_tokens, strict=True)
-        ]
-        return Match(pages, end, hits, tails)
+    def _targets(self, request: Request, planned: int) -> list[int]:
+        """Return the tokens each group is to have room for once `planned` are planned.
 
-    def _match_tail(self, request: Request, pages: int, cap: int) -> tuple[int, int] | None:
-        """Return the longest partial page cached behind the first `pages` pages."""
-        start = pages * self._config.prefix_granularity
-        prior = request.digests[pages - 1] if pages else b""
-        for node, end in self._index.tails(prior or request.root):
-            if end > cap:
-                continue
-            digest = page_digest(prior, request.tokens[start:end].tobytes(), request.extra)
-            if self._index.find(digest) == node and self._whole(node, end - start):
-                return node, end
-        return None
-
-    def _whole(self, node: int, tokens: int) -> bool:
-        """Whether all groups have the first `tokens` tokens of the page before `node`."""
-        return all(
-            bool((blocks[node, : -(-tokens // size)] > 0).all())
-            for blocks, size in zip(self._index.blocks, self._tables.block_tokens, strict=True)
-        )
-
-    def _target(self, request: Request, planned: int) -> int:
-        """Return the tokens to have room for once `planned` prompt tokens are planned."""
+        A declared budget is reserved by the groups that keep it; windows slide over it.
+        """
+        last = planned == request.prompt_tokens
+        needed = planned + self._config.decode_tokens if last else planned
+        prepaid = needed
         if request.max_new_tokens:
-            return request.prompt_tokens + min(request.max_new_tokens, PREPAID_TOKENS)
-        if planned == request.prompt_tokens:
-            return planned + self._config.decode_tokens
-        return planned
+            prepaid = request.prompt_tokens + min(request.max_new_tokens, PREPAID_TOKENS)
+        return [prepaid if window is None else needed for window in self._tables.windows]
 
     def _next_chunk(self, request: Request, budget: int, draft: Draft) -> Chunk | None:
         tokens = min(budget, request.prompt_tokens - request.planned)
@@ -264,8 +211,9 @@ class Admission:
             return None
         if self._caching:
             self._publication.publish_prompt(request, request.planned, draft)
-        target = self._target(request, request.planned + tokens)
-        if not self._tables.grow(request.row, target, draft):
+        self._tables.expire(np.array([request.row]), draft)
+        targets = self._targets(request, request.planned + tokens)
+        if not self._tables.grow(request.row, targets, draft):
             return None
         return self._feed(request, tokens)
 

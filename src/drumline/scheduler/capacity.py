@@ -21,13 +21,17 @@ def max_request_tokens(config: SchedulerConfig) -> int:
             low = middle
         else:
             high = middle - 1
-    if config.max_model_tokens is not None:
-        return min(low, config.max_model_tokens)
     return low
 
 
 def _parents(config: SchedulerConfig, tokens: int) -> int:
-    return sum(
-        -(-(-(-tokens // group.block_tokens) + 1) // group.blocks_per_parent)
-        for group in config.groups
-    )
+    parents = 0
+    for group in config.groups:
+        blocks = -(-tokens // group.block_tokens) + 1
+        if group.window_tokens is not None:
+            # What a chunk computes, and what its first token looks back on.
+            most = group.window_tokens + config.max_scheduled_tokens + config.decode_tokens
+            blocks = min(blocks, -(-most // group.block_tokens) + 2)
+        parts = group.blocks_per_parent
+        parents += -(-blocks // parts)
+    return parents

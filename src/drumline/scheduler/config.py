@@ -70,8 +70,11 @@ class SchedulerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 def _check_group(group: CacheGroup, prefix_granularity: int) -> None:
     name = f"groups[{group.group_id}]"
-    if group.kind is not AttentionKind.FULL:
+    if group.kind is AttentionKind.STATE:
         raise ConfigError(name, f"{group.kind} groups are not scheduled yet")
+    windowed = group.kind is AttentionKind.SLIDING_WINDOW
+    if windowed != (group.window_tokens is not None) or (group.window_tokens or 1) < 1:
+        raise ConfigError(name, f"window_tokens {group.window_tokens} of a {group.kind} group")
     if group.block_tokens < 1 or prefix_granularity % group.block_tokens:
         raise ConfigError(
             name,

@@ -49,6 +49,7 @@ class Decoding:
         "_step",
         "_tables",
         "_width",
+        "_windows",
         "roster",
     )
 
@@ -65,6 +66,7 @@ class Decoding:
         self._step: IndexArray = np.array(config.decode_tokens)
         self._page: IndexArray = np.array(config.prefix_granularity)
         self._caching = config.prefix_caching
+        self._windows = any(group.window_tokens is not None for group in config.groups)
         self._requests = requests
         self._rows = rows
         self._tables = tables
@@ -137,6 +139,8 @@ class Decoding:
         rows = np.array(due)
         if len(due) > 1:
             rows = rows[np.argsort(fields.sequence[rows])]
+        if self._windows and not joining:
+            self._tables.expire(rows, draft)
         if not joining:
             targets = fields.computed[rows] + self._step
             if int(targets.max()) <= limit and self._tables.extend(rows, targets, draft):
@@ -147,6 +151,8 @@ class Decoding:
                 request = joining[row]
                 self._publication.publish_prompt(request, request.prompt_tokens, draft)
                 self._publication.publish_tail(request, draft)
+            if self._windows:
+                self._tables.expire(np.array([row]), draft)
             if not self._grow(row, draft):
                 blocked.append(row)
         return blocked
@@ -154,7 +160,7 @@ class Decoding:
     def _grow(self, row: int, draft: Draft) -> bool:
         tokens = int(self._rows.computed[row]) + self._width
         if tokens <= self._tables.max_tokens:
-            return self._tables.grow(row, tokens, draft)
+            return self._tables.grow(row, [tokens] * len(self._tables.windows), draft)
         request = self._owner(row)
         draft.abort(
             request.rid,
@@ -197,6 +203,9 @@ class Decoding:
         ends = self._tables.room(rows)
         if self._caching:
             np.minimum(ends, fields.hashed[rows] + self._page, out=ends)
+        slides = self._tables.slides(rows)
+        if slides is not None:
+            np.minimum(ends, slides, out=ends)
         wait = ends - fields.computed[rows]
         if self._width > 1:
             wait //= self._step

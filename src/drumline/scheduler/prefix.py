@@ -101,6 +101,11 @@ class PrefixIndex:
             nodes += found  # type: ignore[arg-type] # none is None
         return nodes
 
+    def anywhere(self, digests: Sequence[bytes]) -> list[int]:
+        """Return the boundary of each of `digests`, 0 where it is unknown."""
+        get = self._nodes.get
+        return [get(digest, 0) for digest in digests]
+
     def find(self, digest: bytes) -> int:
         """Return the boundary of `digest`, or 0."""
         return self._nodes.get(digest, 0)
@@ -119,6 +124,7 @@ class PrefixIndex:
             nodes = self._make(digests, ends)
             for mine, offered in zip(self.blocks, blocks, strict=True):
                 self._fill(mine, nodes, offered)
+            self._drop_empty(nodes)
             return None
         # Some are known, or there twice: one by one, so that the first offer wins.
         known = np.zeros(count, np.intp)
@@ -128,6 +134,7 @@ class PrefixIndex:
             for mine, offered in zip(self.blocks, blocks, strict=True):
                 self._fill(mine, nodes, offered[at : at + 1])
             known[at] = nodes[0]
+        self._drop_empty(known)
         return known
 
     # -- tails --------------------------------------------------------------------
@@ -216,11 +223,20 @@ class PrefixIndex:
             filled = int(self._filled[node]) - 1
             self._filled[node] = filled
             if not filled:
-                del self._nodes[self._digests[node].tobytes()]
-                self._free[self._free_count] = node
-                self._free_count += 1
-                if node in self._tail_of:
-                    self._forget_tail(node)
+                self._forget_node(node)
+
+    def _drop_empty(self, nodes: IndexArray) -> None:
+        """Forget those of `nodes` that were offered no block: windows have passed them."""
+        if np.count_nonzero(self._filled[nodes]) < len(nodes):
+            for node in np.unique(nodes[self._filled[nodes] == 0]).tolist():
+                self._forget_node(node)
+
+    def _forget_node(self, node: int) -> None:
+        del self._nodes[self._digests[node].tobytes()]
+        self._free[self._free_count] = node
+        self._free_count += 1
+        if node in self._tail_of:
+            self._forget_tail(node)
 
     def _forget_tail(self, node: int) -> None:
         prior = self._tail_of.pop(node)

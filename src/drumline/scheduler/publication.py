@@ -91,10 +91,15 @@ class Publication:
                 if self._promised.get(digest) == request.row:
                     del self._promised[digest]
         request.published = last
-        blocks = [
-            table[request.row, first * slots : last * slots].reshape(-1, slots)
-            for table, slots in zip(self._tables.table, self._index.slots, strict=True)
-        ]
+        blocks = []
+        for group, slots in enumerate(self._index.slots):
+            own = self._tables.table[group][request.row, first * slots : last * slots]
+            # Of a window group, only what the last boundary looks back on is of use.
+            passed = self._tables.first_column(group, last * self._size) - first * slots
+            if passed > 0:
+                own = own.copy()
+                own[:passed] = 0
+            blocks.append(own.reshape(-1, slots))
         ends = np.arange(first + 1, last + 1) * self._size
         nodes = self._index.publish(digests, ends, blocks)
         if nodes is not None and draft is not None:
@@ -108,17 +113,18 @@ class Publication:
         row, tokens = request.row, request.prompt_tokens
         if tokens % self._size == 0:
             return
-        first = tokens // self._size * self._size
-        if not self._pool.make_room(self._tables.needs(tokens, first)):
+        parts = [self._tables.partial(group, tokens) for group in range(len(self._index.slots))]
+        if not self._pool.make_room([last - first for first, last in parts]):
             return
         node = self._offer_tail(request, tokens)
-        for group, parts in enumerate(self._tables.block_tokens):
-            columns = np.arange(first // parts, -(-tokens // parts))
-            canonical = self._index.blocks[group][node, : len(columns)].copy()
-            own = self._tables.table[group][row, columns]
+        for group, (first, last) in enumerate(parts):
+            columns = np.arange(first, last)
+            start = tokens // self._size * self._index.slots[group]
+            canonical = self._index.blocks[group][node, first - start : last - start].copy()
+            own = self._tables.table[group][row, first:last]
             if (canonical != own).any():
                 self._tables.adopt(group, np.full(len(columns), row), columns, canonical, draft)
-        self._tables.make_private(row, tokens, self._size, draft)
+        self._tables.make_private(row, tokens, draft)
 
     def publish_end(self, request: Request) -> None:
         """Offer what a request that ends has, its last, partial page included."""
@@ -140,10 +146,7 @@ class Publication:
             prior or request.root,
             digest,
             tokens,
-            [
-                table[row, hashed // size : -(-tokens // size)]
-                for table, size in zip(self._tables.table, self._tables.block_tokens, strict=True)
-            ],
+            [self._partial_blocks(group, row, tokens) for group in range(len(self._index.slots))],
         )
         for blocks in dropped:
             if len(blocks):
@@ -151,6 +154,14 @@ class Publication:
         return node
 
     # -- answers ------------------------------------------------------------------
+
+    def _partial_blocks(self, group: int, row: int, tokens: int) -> IndexArray:
+        """Return the row's blocks of the page that ends early at `tokens`, null if passed."""
+        first, last = self._tables.partial(group, tokens)
+        start = tokens // self._size * self._index.slots[group]
+        blocks = self._tables.table[group][row, start:last].copy()
+        blocks[: first - start] = 0
+        return blocks
 
     def publish_decoded(self, rows: IndexArray, draft: Draft | None) -> None:
         """Offer the pages that `rows` have completed since they were last asked.

@@ -25,6 +25,7 @@ class Rows:
         "digests",
         "epoch",
         "extras",
+        "first",
         "generation",
         "hashed",
         "known",
@@ -57,6 +58,8 @@ class Rows:
         """The sum of `silent`."""
         self.columns: list[IndexArray] = [np.zeros(size, np.intp) for _ in range(groups)]
         """Columns of each group's block table that the row uses."""
+        self.first: list[IndexArray] = [np.zeros(size, np.intp) for _ in range(groups)]
+        """The first of them that is not null, the group's window having passed the others."""
         self.hashed: IndexArray = np.zeros(size, np.intp)
         """Tokens in pages whose digest is known."""
         self.newest: IntArray = np.zeros((size, page_tokens + ahead_tokens), np.int32)
@@ -80,7 +83,7 @@ class Rows:
         self.owners[row] = owner
         self.sequence[row] = owner.sequence
         self.epoch[row] = owner.epoch
-        for field in (self.computed, self.known, self.outstanding, *self.columns):
+        for field in (self.computed, self.known, self.outstanding, *self.columns, *self.first):
             field[row] = 0
         self.extras[row] = owner.extra
         self.hash_from(row, 0, b"")

@@ -32,6 +32,7 @@ from drumline.scheduler.events import (
 )
 from drumline.scheduler.explanation import explain
 from drumline.scheduler.lifecycle import Move, State
+from drumline.scheduler.matching import Matcher
 from drumline.scheduler.prefix import PrefixIndex
 from drumline.scheduler.publication import Publication
 from drumline.scheduler.refusal import refusal
@@ -81,6 +82,7 @@ class Scheduler:
         self._rows = Rows(config.max_rows, len(config.groups), size, ahead)
         self._tables = BlockTables(
             config.groups,
+            size,
             self.max_request_tokens + width * (1 + config.overlap_depth),
             self._pool,
             self._rows,
@@ -93,7 +95,7 @@ class Scheduler:
             self._rows,
             self._pool,
             self._tables,
-            self._index,
+            Matcher(size, self._index, self._tables),
             self._publication,
         )
         self._decoding = Decoding(

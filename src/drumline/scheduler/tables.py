@@ -14,7 +14,8 @@ from drumline.contract.specs import CacheGroup
 from drumline.core.errors import InvariantError
 from drumline.scheduler.blocks import BlockPool
 from drumline.scheduler.draft import Draft
-from drumline.scheduler.index import ONE, ZERO, IndexArray
+from drumline.scheduler.index import NOBODY, ONE, ZERO, IndexArray
+from drumline.scheduler.match import Match
 from drumline.scheduler.rows import Rows
 
 
@@ -22,6 +23,7 @@ class BlockTables:
     """Each group's table, `table[row, column]`, in pool-wide block numbers."""
 
     __slots__ = (
+        "_page",
         "_pool",
         "_rows",
         "_sizes",
@@ -30,15 +32,24 @@ class BlockTables:
         "flat",
         "max_tokens",
         "table",
+        "windows",
     )
 
     def __init__(
-        self, groups: Sequence[CacheGroup], max_tokens: int, pool: BlockPool, rows: Rows
+        self,
+        groups: Sequence[CacheGroup],
+        page_tokens: int,
+        max_tokens: int,
+        pool: BlockPool,
+        rows: Rows,
     ) -> None:
         size = len(rows.owners)
         self._pool = pool
         self._rows = rows
+        self._page = page_tokens
         self.block_tokens = [group.block_tokens for group in groups]
+        self.windows = [group.window_tokens for group in groups]
+        """Tokens a token of the group looks back on, itself included; None is all."""
         self._sizes: list[IndexArray] = [np.array(tokens) for tokens in self.block_tokens]
         self.table: list[IndexArray] = [
             np.zeros((size, -(-max_tokens // tokens)), np.intp) for tokens in self.block_tokens
@@ -57,70 +68,120 @@ class BlockTables:
         cells: IndexArray = self._starts[group][rows] + columns
         return cells
 
-    def needs(self, tokens: int, shared_tokens: int) -> list[int]:
-        """Return the blocks of each group that `tokens` take beyond `shared_tokens`.
+    def first_column(self, group: int, tokens: int) -> int:
+        """Return the first column that a token at position `tokens` looks back on."""
+        window = self.windows[group]
+        if window is None:
+            return 0
+        return max(tokens - window + 1, 0) // self.block_tokens[group]
 
-        The latter fill whole blocks.
+    def needs(self, targets: Sequence[int], cached_tokens: int, pages: int) -> list[int]:
+        """Return the blocks of each group that `targets[g]` tokens take beyond a match.
+
+        Of the `cached_tokens` that match, those in `pages` full pages are shared.
         """
-        return [-(-tokens // size) - shared_tokens // size for size in self.block_tokens]
+        needs = []
+        for group, (target, size) in enumerate(zip(targets, self.block_tokens, strict=True)):
+            first = max(pages * self._page // size, self.first_column(group, cached_tokens))
+            needs.append(-(-target // size) - first)
+        return needs
 
-    def open(
-        self,
-        row: int,
-        hits: Sequence[IndexArray],
-        tails: Sequence[IndexArray],
-        tokens: int,
-        draft: Draft,
-    ) -> None:
-        """Start `row` with the held blocks `hits[g]`, and room for `tokens` in all.
+    def open(self, row: int, match: Match, targets: Sequence[int], draft: Draft) -> None:
+        """Start `row` with the held blocks of `match`, and room for `targets[g]` tokens.
 
-        Behind the hits come copies of `tails[g]`. The pool must have the room.
+        Behind the match's pages come copies of its tail. The pool must have the room.
         """
-        for group, hit in enumerate(hits):
-            count = len(hit)
+        for group, target in enumerate(targets):
+            hit = match.blocks[group] if match.pages else NOBODY
+            live = self.first_column(group, match.tokens)
+            count = max(len(hit), live)
             if count:
-                self.table[group][row, :count] = hit
+                self.table[group][row, : len(hit)] = hit
                 self._rows.columns[group][row] = count
+                self._rows.first[group][row] = live
                 draft.patch(
                     group,
                     np.full(count, row, np.int32),
                     np.arange(count, dtype=np.int32),
-                    self._pool.pages(group, hit),
+                    self._pool.pages(group, self.table[group][row, :count]),
                 )
-        self._grow(row, tokens, draft, tails)
+            self._grow(group, row, target, draft, match.tails[group] if match.tails else NOBODY)
 
-    def grow(self, row: int, tokens: int, draft: Draft) -> bool:
-        """Give `row` room for `tokens`; False, and nothing happened, when there is none."""
+    def grow(self, row: int, targets: Sequence[int], draft: Draft) -> bool:
+        """Give `row` room for `targets[g]` tokens; False, and nothing happened, without room."""
         needs = [
-            max(-(-tokens // size) - int(columns[row]), 0)
-            for size, columns in zip(self.block_tokens, self._rows.columns, strict=True)
+            max(-(-target // size) - int(columns[row]), 0)
+            for target, size, columns in zip(
+                targets, self.block_tokens, self._rows.columns, strict=True
+            )
         ]
         if any(needs):
             if not self._pool.make_room(needs):
                 return False
-            self._grow(row, tokens, draft)
+            for group, target in enumerate(targets):
+                self._grow(group, row, target, draft, NOBODY)
         return True
 
-    def _grow(self, row: int, tokens: int, draft: Draft, tails: Sequence[IndexArray] = ()) -> None:
-        for group, size in enumerate(self.block_tokens):
-            have = int(self._rows.columns[group][row])
-            want = -(-tokens // size)
-            if want > have:
-                blocks = self._pool.take(group, want - have)
-                self.table[group][row, have:want] = blocks
-                self._rows.columns[group][row] = want
-                pages = self._pool.pages(group, blocks)
-                draft.patch(
-                    group,
-                    np.full(want - have, row, np.int32),
-                    np.arange(have, want, dtype=np.int32),
-                    pages,
-                )
-                copied = len(tails[group]) if tails else 0
-                if copied:
-                    draft.copy(group, self._pool.pages(group, tails[group]), pages[:copied])
-                if copied < len(pages):
-                    draft.zero(group, pages[copied:])
+    def _grow(self, group: int, row: int, tokens: int, draft: Draft, tail: IndexArray) -> None:
+        """Append blocks up to `tokens`, the first of them copies of `tail`."""
+        have = int(self._rows.columns[group][row])
+        want = -(-tokens // self.block_tokens[group])
+        if want <= have:
+            return
+        blocks = self._pool.take(group, want - have)
+        self.table[group][row, have:want] = blocks
+        self._rows.columns[group][row] = want
+        pages = self._pool.pages(group, blocks)
+        draft.patch(
+            group,
+            np.full(want - have, row, np.int32),
+            np.arange(have, want, dtype=np.int32),
+            pages,
+        )
+        copied = len(tail)
+        if copied:
+            draft.copy(group, self._pool.pages(group, tail), pages[:copied])
+        if copied < len(pages):
+            draft.zero(group, pages[copied:])
+
+    def expire(self, rows: IndexArray, draft: Draft) -> None:
+        """Give up the blocks that the windows of `rows` have passed."""
+        for group, window in enumerate(self.windows):
+            if window is None:
+                continue
+            first = self._rows.first[group]
+            passed = np.maximum(self._rows.computed[rows] - (window - 1), 0) // self._sizes[group]
+            passed = np.minimum(passed, self._rows.columns[group][rows])
+            for row, old, new in zip(
+                rows.tolist(), first[rows].tolist(), passed.tolist(), strict=True
+            ):
+                if new > old:
+                    first[row] = new
+                    self._drop(group, row, old, new, draft)
+
+    def _drop(self, group: int, row: int, start: int, stop: int, draft: Draft) -> None:
+        """Null the columns start … stop-1 of a row."""
+        blocks = self.table[group][row, start:stop]
+        held = blocks[blocks > 0]
+        if len(held):
+            self._pool.release(held, int(self._rows.epoch[row]))
+        blocks[:] = 0
+        draft.patch(
+            group,
+            np.full(stop - start, row, np.int32),
+            np.arange(start, stop, dtype=np.int32),
+            np.zeros(stop - start, np.int32),
+        )
+
+    def slides(self, rows: IndexArray) -> IndexArray | None:
+        """Return how many tokens `rows` have when their next block expires; None: never."""
+        due: IndexArray | None = None
+        for group, window in enumerate(self.windows):
+            if window is not None:
+                first = self._rows.first[group][rows]
+                mine = (first + ONE) * self._sizes[group] + (window - 1)
+                due = mine if due is None else np.minimum(due, mine)
+        return due
 
     def extend(self, rows: IndexArray, tokens: IntArray, draft: Draft) -> bool:
         """Give each of `rows` room for `tokens[i]`, all or, returning False, none."""
@@ -190,13 +251,13 @@ class BlockTables:
             self._pool.pages(group, blocks),
         )
 
-    def make_private(self, row: int, tokens: int, page_tokens: int, draft: Draft) -> None:
+    def make_private(self, row: int, tokens: int, draft: Draft) -> None:
         """Move `row` off the blocks of its partial page, which `tokens` end in, onto copies.
 
         The pool must have the room.
         """
-        for group, size in enumerate(self.block_tokens):
-            first, last = tokens // page_tokens * page_tokens // size, -(-tokens // size)
+        for group in range(len(self.table)):
+            first, last = self.partial(group, tokens)
             shared = self.table[group][row, first:last].copy()
             private = self._pool.take(group, last - first)
             self.table[group][row, first:last] = private
@@ -209,6 +270,12 @@ class BlockTables:
                 pages,
             )
             draft.copy(group, self._pool.pages(group, shared), pages)
+
+    def partial(self, group: int, tokens: int) -> tuple[int, int]:
+        """Return the live columns, from and to, of the partial page that ends at `tokens`."""
+        size = self.block_tokens[group]
+        first = max(tokens // self._page * self._page // size, self.first_column(group, tokens))
+        return first, -(-tokens // size)
 
     def close(self, row: int) -> None:
         """Release everything `row` holds, last block first."""

@@ -11,7 +11,7 @@ import random
 import numpy as np
 import pytest
 
-from drumline.contract.specs import CacheGroup
+from drumline.contract.specs import AttentionKind, CacheGroup
 from drumline.scheduler.lifecycle import State
 
 pytest.importorskip(
@@ -23,6 +23,13 @@ from published import Published
 from scheduler_rig import Rig, config, sampled
 
 EVENTS = int(os.environ.get("DRUMLINE_SOAK_EVENTS", "150"))
+
+
+FULL = CacheGroup(group_id="full", block_tokens=4)
+PACKED = CacheGroup(group_id="packed", block_tokens=4, blocks_per_parent=3)
+WINDOW = CacheGroup(
+    group_id="window", kind=AttentionKind.SLIDING_WINDOW, block_tokens=4, window_tokens=6
+)
 
 
 class Pair:
@@ -52,7 +59,9 @@ class Pair:
         head = self.random.randint(0, 2) * 100
         tokens = [head + at for at in range(length)]
         tokens += [sampled(at) for at in range(length, length + self.random.randint(0, 8))]
-        budget = self.random.choice([0, 0, 3, 12])
+        # Theirs also reserves window blocks of a declared budget while others run.
+        windows = any(group.window_tokens for group in self.config.groups)
+        budget = 0 if windows else self.random.choice([0, 0, 3, 12])
         self.story.append(("submit", rid, tokens, budget))
         ours = self.ours.submit(rid, tokens, max_new_tokens=budget) is None
         theirs = self.theirs.submit(rid, tokens, budget)
@@ -151,9 +160,16 @@ class Pair:
             "prefix_granularity": 8,
             "groups": (CacheGroup(group_id="full", block_tokens=4),),
         },
+        {"num_pages": 300, "groups": (FULL, WINDOW)},
+        {"num_pages": 300, "groups": (FULL, WINDOW), "max_scheduled_tokens": 12},
+        {"num_pages": 300, "groups": (FULL, PACKED)},
+        {"num_pages": 60, "max_rows": 4, "groups": (FULL, PACKED)},
+        {"num_pages": 300, "groups": (FULL, WINDOW, PACKED), "prefix_granularity": 8},
     ],
 )
 def test_plans_agree(shape, caching, mixed, seed):
+    if not mixed and WINDOW in shape.get("groups", ()):
+        pytest.skip("theirs keeps a passed window block a round longer around prefill rounds")
     pair = Pair(seed, mixed_batch=mixed, prefix_caching=caching, **shape)
     for _ in range(EVENTS):
         try:

@@ -7,9 +7,31 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from scheduler_rig import Rig, config
 
 from drumline.contract.plan import encode_plan
-from drumline.contract.specs import CacheGroup
+from drumline.contract.specs import AttentionKind, CacheGroup
 from drumline.scheduler.events import Aborted, Finished
 from drumline.scheduler.lifecycle import State
+
+FULL = CacheGroup(group_id="full", block_tokens=4)
+PACKED = CacheGroup(group_id="packed", block_tokens=2, blocks_per_parent=3)
+WINDOW = CacheGroup(
+    group_id="window", kind=AttentionKind.SLIDING_WINDOW, block_tokens=4, window_tokens=6
+)
+SMALL_WINDOW = CacheGroup(
+    group_id="small",
+    kind=AttentionKind.SLIDING_WINDOW,
+    block_tokens=2,
+    window_tokens=3,
+    blocks_per_parent=2,
+)
+SHAPES = [
+    (FULL,),
+    (FULL,),
+    (PACKED,),
+    (FULL, WINDOW),
+    (PACKED, WINDOW, SMALL_WINDOW),
+    (FULL, PACKED),
+    (WINDOW,),
+]
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -25,10 +47,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         sharing=st.booleans(),
         parts=st.sampled_from([1, 2]),
         width=st.sampled_from([1, 1, 3]),
+        groups=st.sampled_from(SHAPES),
     )
-    def start(self, pages, rows, budget, depth, mixed, caching, sharing, parts, width):
+    def start(self, pages, rows, budget, depth, mixed, caching, sharing, parts, width, groups):
         cfg = config(
-            groups=(CacheGroup(group_id="full", block_tokens=4),),
+            groups=groups,
             prefix_granularity=4 * parts,
             num_pages=pages,
             max_rows=rows,
