@@ -74,6 +74,8 @@ def test_a_stop_string_is_named(llm):
         (PROMPT, SamplingParams(n=0), "n"),
         ([10**7], GREEDY, "10000000"),
         ([100] * 5000, GREEDY, "5000"),
+        ([[]], GREEDY, "without tokens"),
+        (PROMPT, SamplingParams(min_tokens=9, max_tokens=8), "min_tokens is 9"),
     ],
 )
 def test_a_wrong_request_is_refused_and_the_next_one_served(llm, prompt, params, told):
@@ -143,6 +145,13 @@ def test_generate_reads_standard_input_and_prints_json():
     answer = json.loads(done.out)
     assert "Say hi." in answer["prompt"]
     assert len(answer["outputs"][0]["token_ids"]) == 2
+
+
+def test_a_seed_on_the_command_line_repeats_an_answer():
+    drawn = [
+        run("generate", "Tell a story.", "--seed", "3", "--max-tokens", "12").out for _ in "ab"
+    ]
+    assert drawn[0] == drawn[1] != ""
 
 
 def test_generate_refuses_what_is_wrong_in_one_line():

@@ -20,7 +20,7 @@ def chat(choices: Chat) -> int:
         with contextlib.suppress(ImportError):
             import readline  # noqa: F401, PLC0415
 
-    params = sampling(choices.sampling, choices.engine.model.seed)
+    params = sampling(choices.sampling)
     with started(choices.engine, Progress()) as llm:
         print(f"{llm.model}{' (embedded)' if llm.embedded else ''}. {_HELP}")
         _converse(llm, choices, params)

@@ -46,14 +46,14 @@ def started(options: EngineOptions, progress: Progress) -> LLM:
         progress.done()
 
 
-def sampling(options: SamplingOptions, seed: int | None) -> SamplingParams:
+def sampling(options: SamplingOptions) -> SamplingParams:
     """Return the sampling parameters of the command line's options."""
     said = {
         name: value
         for name in ("temperature", "top_p", "top_k", "min_p")
         if (value := getattr(options, name)) is not None
     }
-    return SamplingParams(max_tokens=options.max_tokens, seed=seed, **said)
+    return SamplingParams(max_tokens=options.max_tokens, **said)
 
 
 def conversation(options: SamplingOptions) -> list[Mapping[str, str]]:

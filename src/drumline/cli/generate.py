@@ -13,7 +13,7 @@ def generate(choices: Generate, words: list[str]) -> int:
     """Answer the prompt in `words` (`-` is standard input); return the exit status."""
     prompt = _prompt(words)
     progress = Progress()
-    params = sampling(choices.sampling, choices.engine.model.seed)
+    params = sampling(choices.sampling)
     with started(choices.engine, progress) as llm:
         if llm.embedded:
             progress.note(f"no model was named: this is the embedded {llm.model}")

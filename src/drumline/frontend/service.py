@@ -39,12 +39,14 @@ class Service:
         registration: Registration,
         tokenizer: Tokenizer,
         *,
+        seed: int | None = None,
         registry: CollectorRegistry | None = None,
         timings: Timings | None = None,
         clock: SystemClock | None = None,
     ) -> None:
         """Serve `engine` under `model_names`, of which the first is the one reported.
 
+        `seed` is that of requests which name none; without it each draws its own.
         Raises ConfigError when the tokenizer's chat template does not compile.
         """
         facts = tokenizer.facts
@@ -53,6 +55,7 @@ class Service:
         self.engine = engine
         self.registration = registration
         self.tokenizer = tokenizer
+        self.seed = seed
         self.timings = timings or Timings()
         self.clock = clock or SystemClock()
         self.created = int(self.clock.wall_s())

@@ -52,8 +52,15 @@ class Engine:
         tokenizer, registration = await asyncio.gather(
             asyncio.to_thread(load_tokenizer, self.files), self._registered()
         )
-        names = self.config.model.served_model_name
-        return Service(self.config.server, names, self.client, registration, tokenizer)
+        model = self.config.model
+        return Service(
+            self.config.server,
+            model.served_model_name,
+            self.client,
+            registration,
+            tokenizer,
+            seed=model.seed,
+        )
 
     async def _registered(self) -> Registration:
         for ready in await self.ranks.ready(self.config.process.startup_timeout):

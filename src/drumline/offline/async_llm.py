@@ -11,11 +11,13 @@ from msgspec.structs import replace
 from drumline.core.errors import PeerError, RequestError
 from drumline.core.ids import request_id
 from drumline.frontend.generation import Generation
+from drumline.frontend.openai.calls import asked_of, encoded
+from drumline.frontend.openai.sampling import answer_length
 from drumline.frontend.service import Service
 from drumline.launcher.engine import Engine
 from drumline.offline.options import config_of
 from drumline.offline.outputs import CompletionOutput, RequestOutput
-from drumline.offline.sampling import SamplingParams, asked_of
+from drumline.offline.sampling import SamplingParams, fields_of
 
 Prompt = str | Sequence[int]
 Messages = Sequence[Mapping[str, Any]]
@@ -100,10 +102,11 @@ class AsyncLLM:
         Each output holds everything so far. Leaving early aborts the request. Raises
         RequestError for what cannot be asked, PeerError when the engine is gone.
         """
-        if isinstance(prompt, str):
-            text, ids = prompt, self._open.service.tokenizer.encode(prompt, add_special=True)
+        text = prompt if isinstance(prompt, str) else None
+        if text is not None:
+            ids = await encoded(self._open.service, text, add_special=True, param="prompt")
         else:
-            text, ids = None, list(prompt)
+            ids = [int(token_id) for token_id in prompt]
         async with contextlib.aclosing(self._outputs(text, ids, sampling_params)) as outputs:
             async for output in outputs:
                 yield output
@@ -118,7 +121,7 @@ class AsyncLLM:
         if not messages:
             raise RequestError(400, "there is no message", param="messages")
         text = service.template.render(messages)
-        ids = service.tokenizer.encode(text, add_special=False)
+        ids = await encoded(service, text, add_special=False, param="messages")
         async with contextlib.aclosing(self._outputs(text, ids, sampling_params)) as outputs:
             async for output in outputs:
                 yield output
@@ -127,7 +130,17 @@ class AsyncLLM:
         self, text: str | None, ids: list[int], params: SamplingParams | None
     ) -> AsyncGenerator[RequestOutput, None]:
         service = self._open.service
-        asked = asked_of(ids, params or SamplingParams(), service.limits)
+        params = params or SamplingParams()
+        service.limits.check_ids(ids, "prompt")
+        asked = asked_of(
+            service,
+            fields_of(params),
+            [ids],
+            param="prompt",
+            max_param="max_tokens",
+            max_tokens=answer_length("max_tokens", params.max_tokens),
+            logprobs=None,
+        )
         rid = request_id("llm")
         generation = Generation(
             asked, rid, service.engine, service.tokenizer, service.metrics, service.clock

@@ -2,15 +2,6 @@
 
 from msgspec import Struct
 
-from drumline.frontend.generation import Asked
-from drumline.frontend.limits import Limits
-from drumline.frontend.openai.sampling import (
-    answer_length,
-    choice_count,
-    sampling_params,
-    seed_of,
-    stop_strings,
-)
 from drumline.frontend.openai.schema import SamplingFields
 
 
@@ -40,13 +31,10 @@ class SamplingParams(Struct, kw_only=True):
     include_stop_str_in_output: bool = False
 
 
-def asked_of(prompt_ids: list[int], params: SamplingParams, limits: Limits) -> Asked:
-    """Return the request for one prompt, checked as the HTTP API checks its own.
-
-    Raises RequestError naming the parameter that is wrong.
-    """
+def fields_of(params: SamplingParams) -> SamplingFields:
+    """Return `params` as the HTTP API's fields, which are checked in one place for both."""
     bias = {str(id_): value for id_, value in (params.logit_bias or {}).items()}
-    fields = SamplingFields(
+    return SamplingFields(
         n=params.n,
         temperature=params.temperature,
         top_p=params.top_p,
@@ -62,20 +50,5 @@ def asked_of(prompt_ids: list[int], params: SamplingParams, limits: Limits) -> A
         repetition_penalty=params.repetition_penalty,
         logit_bias=bias or None,
         skip_special_tokens=params.skip_special_tokens,
-    )
-    limits.check_ids(prompt_ids, "prompt")
-    length = limits.answer_tokens(
-        len(prompt_ids),
-        answer_length("max_tokens", params.max_tokens),
-        param="prompt",
-        max_param="max_tokens",
-    )
-    return Asked(
-        prompts=(prompt_ids,),
-        answer_tokens=(length,),
-        choices=choice_count(fields),
-        sampling=sampling_params(fields, limits),
-        seed=seed_of(fields),
-        stops=stop_strings(fields),
-        keeps_stop=params.include_stop_str_in_output,
+        include_stop_str_in_output=params.include_stop_str_in_output,
     )

@@ -123,7 +123,7 @@ def asked_of(
         answer_tokens=tuple(lengths),
         choices=choices,
         sampling=sampling,
-        seed=seed_of(fields),
+        seed=seed_of(fields, service.seed),
         stops=stop_strings(fields),
         keeps_stop=bool(fields.include_stop_str_in_output),
         logprobs=logprobs,

@@ -57,9 +57,10 @@ def choice_count(fields: SamplingFields) -> int:
     return count
 
 
-def seed_of(fields: SamplingFields) -> int | None:
+def seed_of(fields: SamplingFields, default: int | None) -> int | None:
     """Return the seed of the first answer, brought into the range engines take."""
-    return None if fields.seed is None else fields.seed % _SEEDS
+    seed = default if fields.seed is None else fields.seed
+    return None if seed is None else seed % _SEEDS
 
 
 def stop_strings(fields: SamplingFields) -> tuple[str, ...]:
