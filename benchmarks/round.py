@@ -179,8 +179,7 @@ class Bench:
             clock=self.clock,
             ranks=Ranks(SoloGroup(), SoloGroup()),
             limits=Limits.of(specs, scheduler.max_request_tokens),
-            max_rows=size,
-            total_pages=specs.num_pages - 1,
+            specs=specs,
             in_flight_depth=depth,
         )
 

@@ -18,6 +18,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from drumline.contract.arrays import NO_INTS
+from drumline.contract.cache import Snapshot
 from drumline.contract.messages import AbortAsked, CallAsked, Message, Submitted
 from drumline.contract.outputs import Load, OutputColumns
 from drumline.contract.plan import Batch, Plan
@@ -31,7 +32,9 @@ from drumline.contract.ports import (
     Reduce,
 )
 from drumline.contract.request import GenerateRequest
+from drumline.contract.specs import DeviceSpecs
 from drumline.control.batch_log import BatchLog, Census
+from drumline.control.cache_ops import CacheOps
 from drumline.control.controls import Controls
 from drumline.control.gate import Held, Passed, passed
 from drumline.control.ingress import Ingress, Limits
@@ -48,7 +51,7 @@ from drumline.control.requests import (
     Reason,
     Refusal,
 )
-from drumline.scheduler.events import Tick
+from drumline.scheduler.events import HeadEvent, Tick
 from drumline.scheduler.scheduler import Scheduler
 
 IDLE_WAIT_S = 0.01
@@ -115,8 +118,7 @@ class EventLoop:
         clock: Clock,
         ranks: Ranks,
         limits: Limits,
-        max_rows: int,
-        total_pages: int,
+        specs: DeviceSpecs,
         in_flight_depth: int,
     ) -> None:
         """Wire a loop up. `frontend` is the replica's first member's alone."""
@@ -126,12 +128,13 @@ class EventLoop:
         self._clock = clock
         self._world = ranks.world
         self._replica = ranks.replica
-        self._total_pages = total_pages
+        self._total_pages = specs.num_pages - 1
         self._depth = in_flight_depth
         self._relay = Relay(ranks.replica, ranks.members)
         self._ingress = Ingress(limits)
-        self._outputs = Outputs(max_rows, limits.vocab_size)
+        self._outputs = Outputs(specs.max_rows, limits.vocab_size)
         self._controls = Controls()
+        self._cache_ops = CacheOps(ranks.replica, specs)
         self._load_report = LoadReport()
         self._batch_log = BatchLog(ranks.world.index)
         self._in_flight: deque[_Forward] = deque()
@@ -166,18 +169,24 @@ class EventLoop:
         # Memory that is released on any replica leaves no forward a place to run in.
         frozen = self._gate().released or self._controls.frozen
 
-        # Head: whether forwards are allowed, which the scheduler learns here alone.
+        # Head: what this round's plan must know already. Whether forwards are allowed, and
+        # which copies are done: whoever waits for one would wait a round longer otherwise.
+        facts: list[HeadEvent] = []
         if frozen is self._forwards_allowed:
             self._forwards_allowed = not frozen
-            self._scheduler.advance_head(
-                [Tick(now_us=self._now_us, allow_forward=self._forwards_allowed)]
-            )
+            facts.append(Tick(now_us=self._now_us, allow_forward=self._forwards_allowed))
+        if self._cache_ops.open:
+            facts += self._cache_ops.acknowledged(self._data_plane.poll_cache_acks())
+        if facts:
+            self._scheduler.advance_head(facts)
 
         if frozen:
             # No forward will push the queue on.
             self._commit_down_to(0)
         plan = self._scheduler.plan()
         self._relay.add_plan(plan)
+        if plan.cache_ops:
+            self._cache_ops.dispatched(plan.cache_ops)
         self._start(plan)
         dp, stop = self._agree_batches(plan.batch, relayed.stop)
         if dp is not None and dp.idle:
@@ -226,7 +235,7 @@ class EventLoop:
     @property
     def idle(self) -> bool:
         """Whether only a message could give this rank or its peers something to do."""
-        if self._in_flight or not self._world_idle:
+        if self._in_flight or self._cache_ops.open or not self._world_idle:
             return False
         if self._controls.frozen:
             return True
@@ -318,13 +327,16 @@ class EventLoop:
     # The plan and its forward
 
     def _start(self, plan: Plan) -> None:
-        """Apply what the plan decided about requests: ends first, then rows given."""
+        """Apply what the plan decided about requests: ends and rows taken, then rows given."""
         self._outputs.finish_plan_aborts(plan.aborts, self._now_us)
+        for op in plan.cache_ops:
+            if isinstance(op, Snapshot):
+                self._outputs.suspend(op.rid)
         cached = 0
         for bound in plan.bound:
             tokens = self._scheduler.cached_tokens(bound.rid)
-            self._outputs.bind(bound, tokens, self._now_us)
-            cached += tokens
+            if self._outputs.bind(bound, tokens, self._now_us):
+                cached += tokens
         if plan.batch is not None and self._batch_log.due(plan.batch):
             self._batch_log.write(plan.batch, cached, self._census(), self._now_us)
 

@@ -222,8 +222,14 @@ class Outputs:
 
     # A plan and its forward
 
-    def bind(self, bound: Bound, cached_tokens: int, now_us: int) -> None:
-        """Note that a row serves a request from this round's plan on."""
+    def suspend(self, rid: str) -> None:
+        """Note that a request lost its row in this round's plan; it may get another one later."""
+        request = self._by_rid.get(rid)
+        if request is not None and request.row:
+            self._unbind(request)
+
+    def bind(self, bound: Bound, cached_tokens: int, now_us: int) -> bool:
+        """Note that a row serves a request from this round's plan on; whether it is its first."""
         self._settle()
         row = bound.row
         request = self._by_rid.get(bound.rid)
@@ -231,10 +237,11 @@ class Outputs:
             raise InvariantError(f"row {row} is bound to {bound.rid!r} while it serves another")
         if request is None:
             # It ended this round; the scheduler hears of it at the tail.
-            return
+            return False
+        first = request.scheduled_us < 0
         if request.row:
             self._unbind(request)
-        else:
+        if first:
             request.cached_tokens = cached_tokens
             request.scheduled_us = now_us
         request.row = row
@@ -250,6 +257,7 @@ class Outputs:
             self._wanting_logprobs += 1
         for token in request.stops:
             self._stop_users[token] += 1
+        return first
 
     def logprob_plan(self, batch: Batch) -> LogprobPlan | None:
         """Return which of the batch's sampling rows want log probabilities, if any does."""

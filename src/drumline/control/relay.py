@@ -16,6 +16,7 @@ from typing import cast
 from msgspec import Struct
 
 from drumline.contract.arrays import IntArray
+from drumline.contract.cache import CacheOp, Restore
 from drumline.contract.messages import Message, decode_messages, encode_messages
 from drumline.contract.plan import Plan
 from drumline.contract.ports import Group
@@ -136,6 +137,8 @@ class Relay:
             digest = crc32(zeroes.blocks, digest)
         for copies in plan.copies:
             digest = _crc(digest, copies.sources, copies.targets)
+        for op in plan.cache_ops:
+            digest = _of_op(digest, op)
         self._blocks = digest
         digest = 0
         for bound in plan.bound:
@@ -179,6 +182,14 @@ class Relay:
             f"{self._members[member]} has {field} {theirs[at]:#x} where rank {self._members[0]} "
             f"has {first[at]:#x}"
         )
+
+
+def _of_op(digest: int, op: CacheOp) -> int:
+    digest ^= op.op_id & 0xFFFFFFFF
+    moves = (*op.from_host, *op.from_snapshot) if isinstance(op, Restore) else op.moves
+    for move in moves:
+        digest = _crc(digest, move.sources, move.targets)
+    return digest
 
 
 def _crc(digest: int, *arrays: IntArray) -> int:

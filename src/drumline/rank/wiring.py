@@ -85,8 +85,7 @@ def _serve(
                 rank=company.rank,
             ),
             limits=Limits.of(specs, scheduler.max_request_tokens),
-            max_rows=specs.max_rows,
-            total_pages=specs.num_pages - 1,
+            specs=specs,
             in_flight_depth=config.schedule.in_flight_depth,
         )
         freeze_heap()

@@ -4,7 +4,9 @@ It keeps its own block tables, which only a plan's patches change, and a cache e
 for every slot of every block. A batch's tokens follow from the entries that the
 tables lead to, so a wrong table, a page that was given away too early or a copy in
 the wrong order ends in tokens that no request should have got. What a real plane
-would read on its forward thread is read here as late as the simulation wishes.
+would read on its forward thread is read here as late as the simulation wishes; copies
+that order nothing are carried out only when they are acknowledged, so that a block given
+away too early carries off what became of it.
 """
 
 from collections import deque
@@ -13,7 +15,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from drumline.contract.arrays import IntArray
-from drumline.contract.cache import CacheAck
+from drumline.contract.cache import CacheAck, CacheOp
 from drumline.contract.plan import Batch, Bound, Plan
 from drumline.contract.ports import Dispatch, DpRound, LogprobPlan
 from drumline.contract.request import Admission
@@ -21,9 +23,7 @@ from drumline.contract.result import ForwardResult, RowLogprobs
 from drumline.contract.specs import DeviceSpecs
 from drumline.core.errors import InvariantError
 from drumline.replay.arithmetic import Entries, entry, token_of, weights
-
-_GARBAGE = 0xDEAD_BEEF_DEAD_BEEF
-"""What a slot holds that nobody wrote."""
+from drumline.replay.tiers import GARBAGE, PagedTiers
 
 
 class PagedPlane:
@@ -31,7 +31,9 @@ class PagedPlane:
 
     `lag` operations stay queued behind the caller before they run, as on a forward
     thread that is behind; `complete` runs all that stand before its forward.
-    `faulty` names requests whose logits are not finite.
+    `faulty` names requests whose logits are not finite. A cache operation is acknowledged
+    at the `delay(op)`-th poll after it ran (0: at the next one), and one that is `failing`
+    moves nothing.
     """
 
     def __init__(
@@ -40,6 +42,8 @@ class PagedPlane:
         *,
         lag: Callable[[], int] = lambda: 0,
         faulty: frozenset[str] = frozenset(),
+        delay: Callable[[CacheOp], int] = lambda _op: 0,
+        failing: Callable[[CacheOp], bool] = lambda _op: False,
     ) -> None:
         self._vocab_size = specs.model.vocab_size
         self._lag = lag
@@ -52,19 +56,14 @@ class PagedPlane:
             )
             for group in specs.groups
         ]
-        self._slots = [
-            np.full(
-                (specs.num_pages * group.blocks_per_parent, group.block_tokens), _GARBAGE, np.uint64
-            )
-            for group in specs.groups
-        ]
         self._weights = weights(specs.model.max_model_len + 1)
         self._owners: dict[int, Bound] = {}
         self._admitted: dict[str, Admission] = {}
         self._last: dict[str, int] = {}
+        self._tiers = PagedTiers(specs, self._last, delay, failing)
+        self._slots = self._tiers.device
         self._queue: deque[Callable[[], None]] = deque()
         self._results: dict[int, ForwardResult] = {}
-        self._acks: list[CacheAck] = []
         self._forwards: list[DpRound | None] = []
         self._tickets = 0
         self._completed = 0
@@ -114,8 +113,10 @@ class PagedPlane:
 
     def poll_cache_acks(self) -> list[CacheAck]:
         """Return the ends of cache operations that landed since the last call."""
-        landed, self._acks = self._acks, []
-        return landed
+        if self._queue:
+            # As time passes, a thread that is behind catches up.
+            self._queue.popleft()()
+        return self._tiers.poll()
 
     def release(self, rids: Sequence[str]) -> None:
         """Queue: forget requests."""
@@ -145,11 +146,13 @@ class PagedPlane:
             self._last.pop(rid, None)
 
     def _prepare(self, plan: Plan) -> None:
+        self._tiers.store(plan.cache_ops)
         for copies in plan.copies:
             slots = self._slots[copies.group]
             slots[copies.targets] = slots[copies.sources]
         for zeroes in plan.zeroes:
             self._slots[zeroes.group][zeroes.blocks] = 0
+        self._tiers.load(plan.cache_ops)
         for patch in plan.patches:
             self._tables[patch.group][patch.rows, patch.columns] = patch.blocks
         for bound in plan.bound:
@@ -221,7 +224,7 @@ class PagedPlane:
                 self._tables, self._slots, self._block_tokens, strict=True
             )
         }
-        return seen.pop() if len(seen) == 1 else _GARBAGE
+        return seen.pop() if len(seen) == 1 else GARBAGE
 
 
 def _weigh(columns: IntArray, slots: Entries, size: int, length: int, weight: Entries) -> int:

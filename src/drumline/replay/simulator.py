@@ -126,8 +126,7 @@ class Simulation:
             clock=self.clock,
             ranks=Ranks(replica or SoloGroup(), world or SoloGroup(), members),
             limits=Limits.of(self.specs, self.scheduler.max_request_tokens),
-            max_rows=self.specs.max_rows,
-            total_pages=self.specs.num_pages - 1,
+            specs=self.specs,
             in_flight_depth=depth,
         )
         self.rounds = 0
