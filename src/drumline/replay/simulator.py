@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from drumline.collective.solo import SoloGroup
-from drumline.contract.cache import CacheAck
+from drumline.contract.cache import CacheAck, CacheOp
 from drumline.contract.messages import AbortAsked, CallAsked, Submitted
 from drumline.contract.plan import Plan, decode_plan, encode_plan
 from drumline.contract.ports import DataPlane, Dispatch, DpRound, Group
@@ -39,6 +39,9 @@ def small_specs(
     max_model_len: int = 128,
     vocab_size: int = 512,
     eos_token_ids: tuple[int, ...] = (0,),
+    num_host_pages: int = 1,
+    num_snapshot_pages: int = 1,
+    max_retracted_requests: int = 0,
 ) -> DeviceSpecs:
     """Return the geometry of a device that is small enough to run out of everything."""
     return DeviceSpecs(
@@ -57,6 +60,9 @@ def small_specs(
         max_rows=max_rows,
         max_scheduled_tokens=max_scheduled_tokens,
         backend="arithmetic",
+        num_host_pages=num_host_pages,
+        num_snapshot_pages=num_snapshot_pages,
+        max_retracted_requests=max_retracted_requests,
     )
 
 
@@ -96,6 +102,8 @@ class Simulation:
         lag: Callable[[], int] = lambda: 0,
         encoded: bool = False,
         faulty: frozenset[str] = frozenset(),
+        delay: Callable[[CacheOp], int] = lambda _op: 0,
+        failing: Callable[[CacheOp], bool] = lambda _op: False,
         mixed_batch: bool = True,
         prefix_caching: bool = True,
         replica: Group | None = None,
@@ -105,7 +113,7 @@ class Simulation:
         self.specs = specs or small_specs()
         self.clock = ManualClock()
         self.frontend = ScriptedFrontend(self.clock)
-        self.plane = PagedPlane(self.specs, lag=lag, faulty=faulty)
+        self.plane = PagedPlane(self.specs, lag=lag, faulty=faulty, delay=delay, failing=failing)
         self.scheduler = Scheduler(
             SchedulerConfig(
                 groups=self.specs.groups,
