@@ -6,7 +6,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 ARGS   ?=
 
-.PHONY: setup serve test lint fmt bench soak check clean
+.PHONY: setup serve test sim lint fmt bench soak check clean
 .DEFAULT_GOAL := check
 
 $(VENV)/.done: pyproject.toml constraints.txt scripts/setup
@@ -20,6 +20,9 @@ serve: setup ## serve the embedded model on http://127.0.0.1:8000
 
 test: setup ## run the tests
 	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest $(ARGS)
+
+sim: setup ## engines of several ranks in virtual time, for more seeds than `test` plays
+	SEEDS=$(or $(SEEDS),20000) $(BIN)/pytest tests/sim/test_ranks.py $(ARGS)
 
 lint: setup ## formatting, lint, types, room contracts
 	$(BIN)/ruff format --check .

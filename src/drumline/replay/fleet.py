@@ -1,0 +1,230 @@
+"""An engine of several ranks in virtual time, each a real loop on a fake plane.
+
+Ranks are greenlets that meet in their exchanges only, so a seed names the whole run: who
+asks for what and when, who takes it back, which planes lag, and in which order ranks go on.
+It holds the ranks to what lockstep promises; what a request should be answered is for whoever
+asks to check.
+"""
+
+import random
+from collections import defaultdict
+from collections.abc import Callable
+
+from msgspec import Struct
+
+from drumline.collective.in_process import InProcessMesh, run_ranks
+from drumline.collective.solo import SoloGroup
+from drumline.contract.layout import Layout
+from drumline.contract.ports import Group
+from drumline.core.errors import InvariantError
+from drumline.replay.simulator import ROUND_US, Simulation, small_specs
+
+_MOST_ROUNDS = 1_500
+_QUIET_ROUNDS = 4
+"""Rounds that an engine with nothing to do still runs, so that all it held is given back."""
+
+
+class Asked(Struct, frozen=True):
+    """A request of the script, and the engine it is sent to."""
+
+    engine: int
+    rid: str
+    prompt: tuple[int, ...]
+    limit: int
+    seed: int
+
+
+Act = Callable[[Simulation], None]
+
+
+class Scenario(Struct, frozen=True):
+    """What happens to an engine: its shape, its planes' lags, and what it is asked, by round."""
+
+    layout: Layout
+    depth: int
+    num_pages: int
+    max_rows: int
+    lags: tuple[int, ...]
+    """By rank: operations that stay queued at most; a slow rank has many."""
+    asked: tuple[Asked, ...]
+    acts: dict[tuple[int, int], list[Act]]
+    """By engine and round."""
+    stopper: int = 0
+    """The one engine that is told to stop when all is over."""
+    closes: bool = False
+    """Whether its frontend goes away instead."""
+
+    @property
+    def last_round(self) -> int:
+        return max((round_ for _, round_ in self.acts), default=0)
+
+
+def scenario(seed: int) -> Scenario:
+    """Draw a scenario: layout, arrivals, aborts, flushes, freezes, slow ranks."""
+    rng = random.Random(seed)
+    layout = Layout(*rng.choice(((1, 2), (2, 1), (2, 2), (3, 1), (1, 3))))
+    heads = [[rng.randrange(1, 512) for _ in range(24)] for _ in range(2)]
+    asked = []
+    acts: defaultdict[tuple[int, int], list[Act]] = defaultdict(list)
+    for n in range(rng.randint(1, 3 + 2 * layout.data)):
+        head = rng.choice(heads)[: rng.randrange(25)]
+        tail = [rng.randrange(1, 512) for _ in range(rng.randint(1, 20))]
+        one = Asked(
+            engine=rng.randrange(layout.data),
+            rid=f"r{n}",
+            prompt=(*head, *tail),
+            limit=rng.randint(1, 12),
+            seed=n % 3,
+        )
+        asked.append(one)
+        when = rng.randrange(20)
+        acts[one.engine, when].append(submitting(one))
+        if rng.random() < 0.3:  # noqa: PLR2004  a share of the clients leaves
+            acts[one.engine, when + rng.randrange(12)].append(aborting(one.rid))
+    if rng.random() < 0.3:  # noqa: PLR2004
+        when = rng.randrange(25)
+        for engine in range(layout.data):
+            # A frontend asks each engine by itself, and not all hear of it at once.
+            acts[engine, when + rng.randrange(3)].append(calling(1, "flush_cache"))
+    if rng.random() < 0.3:  # noqa: PLR2004
+        engine, when = rng.randrange(layout.data), rng.randrange(15)
+        acts[engine, when].append(calling(2, "pause_scheduler", "keep"))
+        acts[engine, when + rng.randint(1, 12)].append(calling(3, "resume_scheduler"))
+    slow = rng.choice((0, 0, 3, 1 << 20))
+    return Scenario(
+        layout=layout,
+        depth=rng.randrange(2),
+        num_pages=rng.choice((33, 65)),
+        max_rows=rng.choice((2, 8)),
+        lags=tuple(rng.choice((0, slow)) for _ in range(layout.size)),
+        asked=tuple(asked),
+        acts=dict(acts),
+        stopper=rng.randrange(layout.data),
+        closes=rng.random() < 0.3,  # noqa: PLR2004
+    )
+
+
+def submitting(asked: Asked) -> Act:
+    """Return the act of sending a request."""
+    return lambda sim: sim.submit(
+        asked.rid, asked.prompt, max_new_tokens=asked.limit, seed=asked.seed
+    )
+
+
+def aborting(rid: str) -> Act:
+    """Return the act of taking a request back."""
+    return lambda sim: sim.abort(rid)
+
+
+def calling(call_id: int, method: str, *args: object) -> Act:
+    """Return the act of asking for a control operation."""
+    return lambda sim: sim.call(call_id, method, *args)
+
+
+class Fleet:
+    """The ranks of one run, which `play` returns once all have stopped."""
+
+    def __init__(self, played: Scenario, seed: int) -> None:
+        self.played = played
+        self.sims: dict[int, Simulation] = {}
+        self.rounds: dict[int, int] = {}
+        self.forwards: dict[int, list[tuple[int, tuple[int, ...]]]] = defaultdict(list)
+        """By rank: the rounds in which it ran a forward, and what all ranks forwarded."""
+        self._seed = seed
+        self._busy: dict[tuple[int, int], bool] = {}
+        """By engine and round: whether requests were left after it."""
+
+    def owner(self, engine: int) -> Simulation:
+        """Return the rank that holds an engine's link to its frontend."""
+        return self.sims[engine * self.played.layout.tensor]
+
+    def run_rank(self, mesh: InProcessMesh, planted: Callable[[int, Simulation], None]) -> None:
+        """Run one rank until all agreed to stop."""
+        layout, rank = self.played.layout, mesh.index
+        replica, world = layout.replica(rank), layout.peers(rank)
+        lags, most = random.Random(self._seed + rank), self.played.lags[rank]
+        sim = self.sims[rank] = Simulation(
+            small_specs(num_pages=self.played.num_pages, max_rows=self.played.max_rows),
+            depth=self.played.depth,
+            lag=lambda: lags.randint(0, most),
+            replica=_group(mesh, replica, "replica"),
+            world=_group(mesh, world, "world"),
+            members=replica,
+        )
+        # Clocks of different machines have nothing in common.
+        sim.clock.advance(lags.randrange(10**9))
+        planted(rank, sim)
+        engine, leads = layout.data_index(rank), layout.tensor_index(rank) == 0
+        stopper = leads and engine == self.played.stopper
+        for round_ in range(_MOST_ROUNDS):
+            if leads:
+                for act in self.played.acts.get((engine, round_), ()):
+                    act(sim)
+            over = stopper and self._over(round_)
+            sim.frontend.closed = over and self.played.closes
+            stop = sim.loop.round(over and not self.played.closes)
+            for forward in sim.plane.take_forwards():
+                self.forwards[rank].append((round_, forward.tokens if forward else ()))
+            if leads:
+                self._busy[engine, round_] = bool(sim.frontend.live or sim.frontend.queued)
+            sim.clock.advance(ROUND_US)
+            if stop:
+                self.rounds[rank] = round_
+                return
+        raise InvariantError(f"still busy after {_MOST_ROUNDS} rounds; {sim.loop.story()}")
+
+    def _over(self, round_: int) -> bool:
+        """Whether nothing is left to be asked or answered, for some rounds by now.
+
+        It looks at rounds that every rank has ended, whoever goes first in this one.
+        """
+        last = round_ - 2
+        engines = range(self.played.layout.data)
+        return last - _QUIET_ROUNDS > self.played.last_round and not any(
+            self._busy[engine, earlier]
+            for engine in engines
+            for earlier in range(last - _QUIET_ROUNDS, last + 1)
+        )
+
+    def check(self) -> None:
+        """Raise InvariantError unless the ranks kept in step and hold nothing any more."""
+        layout = self.played.layout
+        if len(set(self.rounds.values())) != 1:
+            raise InvariantError(f"the ranks stopped after different rounds: {self.rounds}")
+        for rank, sim in self.sims.items():
+            first = layout.replica(rank)[0]
+            if sim.loop.story() != self.sims[first].loop.story():
+                raise InvariantError(f"ranks {first} and {rank} of a replica ran different rounds")
+            # With data parallelism the forwards of all ranks are in the same rounds.
+            peer = layout.peers(rank)[0]
+            if self.forwards[rank] != self.forwards[peer]:
+                raise InvariantError(
+                    f"ranks {peer} and {rank} ran forwards in different rounds: "
+                    f"{self.forwards[peer]} and {self.forwards[rank]}"
+                )
+            sim.check_drained()
+        ended = sorted(
+            rid for engine in range(layout.data) for rid, _ in self.owner(engine).frontend.over
+        )
+        if ended != sorted(asked.rid for asked in self.played.asked):
+            raise InvariantError(f"not every request ended once: {ended}")
+
+
+def _group(mesh: InProcessMesh, members: tuple[int, ...], name: str) -> Group:
+    return SoloGroup() if len(members) == 1 else mesh.group(members, name)
+
+
+def nothing_planted(rank: int, sim: Simulation) -> None:
+    """Change nothing about a rank."""
+
+
+def play(
+    played: Scenario, seed: int, planted: Callable[[int, Simulation], None] = nothing_planted
+) -> Fleet:
+    """Run a scenario to its end on ranks that go on in seeded order.
+
+    `planted` may change each rank before its first round. Raises what a rank raised.
+    """
+    fleet = Fleet(played, seed)
+    run_ranks(played.layout.size, lambda mesh: fleet.run_rank(mesh, planted), seed)
+    return fleet

@@ -1,0 +1,105 @@
+"""Engines of several ranks, by seed: whatever happens to them, they keep in step."""
+
+import os
+import re
+from itertools import islice
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from drumline.contract.layout import Layout
+from drumline.core.errors import InvariantError
+from drumline.replay.arithmetic import answer
+from drumline.replay.fleet import Asked, Scenario, play, scenario, submitting
+
+SEEDS = int(os.environ.get("SEEDS", "1000"))
+PARTS = 8
+
+
+def check_answers(fleet):
+    for asked in fleet.played.asked:
+        told = fleet.owner(asked.engine).answer(asked.rid)
+        ids = list(islice(answer(list(asked.prompt), asked.seed, 512), asked.limit))
+        ids = ids[: ids.index(0) + 1] if 0 in ids else ids
+        if told.finished == "abort":
+            assert told.ids == ids[: len(told.ids)]
+        else:
+            assert told.ids == ids
+
+
+def run(seed):
+    fleet = play(scenario(seed), seed)
+    fleet.check()
+    check_answers(fleet)
+    return fleet
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_ranks_keep_in_step_and_every_request_ends_once(part):
+    for seed in range(part, SEEDS, PARTS):
+        try:
+            run(seed)
+        except BaseException as error:
+            error.add_note(f"seed {seed}")
+            raise
+
+
+@given(seed=st.integers(1 << 20, 1 << 40), order=st.integers(0, 1 << 20))
+@settings(max_examples=20, deadline=None)
+def test_the_order_in_which_ranks_go_on_changes_nothing(seed, order):
+    first, second = play(scenario(seed), seed), play(scenario(seed), seed + order)
+    assert first.rounds == second.rounds
+    for engine in range(first.played.layout.data):
+        over, again = (fleet.owner(engine).frontend.over for fleet in (first, second))
+        assert [(rid, told.ids) for rid, told in over] == [(rid, told.ids) for rid, told in again]
+
+
+class Flipping:
+    """A scheduler that, in one round, names another row than it planned."""
+
+    def __init__(self, scheduler, round_):
+        self._scheduler = scheduler
+        self._round = round_
+
+    def __getattr__(self, name):
+        return getattr(self._scheduler, name)
+
+    def plan(self):
+        plan = self._scheduler.plan()
+        if plan.round != self._round:
+            return plan
+        rows = plan.batch.rows.copy()
+        rows[-1] ^= 1
+        return replace(plan, batch=replace(plan.batch, rows=rows))
+
+
+@pytest.mark.parametrize("layout", [Layout(2, 1), Layout(3, 1), Layout(2, 2)])
+def test_a_flipped_row_is_reported_at_the_next_head_with_round_rank_and_field(layout):
+    asked = tuple(
+        Asked(engine=engine, rid=f"r{engine}", prompt=(1, 2, 3), limit=30, seed=1)
+        for engine in range(layout.data)
+    )
+    acts = {(one.engine, 0): [submitting(one)] for one in asked}
+    # The plane of the rank that goes astray is too slow to run the wrong plan in that round.
+    lags = (1 << 20,) * layout.size
+    played = Scenario(layout, 1, 65, 8, lags, asked, acts)
+    astray = layout.size - 1
+    loops = {}
+
+    def plant(rank, sim):
+        loops[rank] = sim.loop
+        sim.plane._lag = lambda: 1 << 20
+        if rank == astray:
+            sim.loop._scheduler = Flipping(sim.scheduler, 7)
+
+    with pytest.raises(InvariantError) as caught:
+        play(played, 1, plant)
+    told = re.search(
+        r"in round (\d+), rank (\d+) has (\w+) 0x\w+ where rank (\d+) has 0x\w+", str(caught.value)
+    )
+    first = layout.replica(astray)[0]
+    assert told.groups() == ("7", str(astray), "rows", str(first))
+    for rank in layout.replica(astray):
+        assert loops[rank]._records[-1].digest.round == 7, "no further plan was made"
