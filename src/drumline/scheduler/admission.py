@@ -120,7 +120,9 @@ class Admission:
                 return chunks
             chunks.append(chunk)
             budget -= chunk.tokens
-        if self._open is None and budget > 0 and self._waiting:
+        # Whoever was suspended comes back before anybody new is admitted.
+        suspended = self._requests.counts[State.RETRACTED]
+        if self._open is None and budget > 0 and self._waiting and not suspended:
             self._admit_waiting(chunks, budget, draft)
         return chunks
 

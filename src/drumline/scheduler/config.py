@@ -36,6 +36,12 @@ class SchedulerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     prefix_caching: bool = True
     share_in_flight: bool = True
     """A request waits for the prefix that another one is computing now."""
+    num_snapshot_pages: int = 1
+    """Parents in the pool of suspended requests' images, the null page included; 1 is no pool."""
+    max_retracted_requests: int = 0
+    """Requests that may be suspended at the same time."""
+    debug_force_retraction_interval: int = 0
+    """Suspend a request every so many plans; 0 is never."""
     max_model_tokens: int | None = None
     """Longest prompt plus answer the model takes."""
 
@@ -52,6 +58,9 @@ class SchedulerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             mixed_batch=config.schedule.mixed_batch,
             prefix_caching=config.cache.prefix_caching,
             max_model_tokens=specs.model.max_model_len,
+            num_snapshot_pages=specs.num_snapshot_pages,
+            max_retracted_requests=specs.max_retracted_requests,
+            debug_force_retraction_interval=config.cache.debug_force_retraction_interval,
         )
 
     def __post_init__(self) -> None:
@@ -62,6 +71,16 @@ class SchedulerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             raise ConfigError("num_pages", f"must be at least 2, not {self.num_pages}")
         if self.overlap_depth not in (0, 1):
             raise ConfigError("overlap_depth", f"must be 0 or 1, not {self.overlap_depth}")
+        if self.num_snapshot_pages < 1 or (self.num_snapshot_pages > 1) != (
+            self.max_retracted_requests > 0
+        ):
+            raise ConfigError(
+                "num_snapshot_pages",
+                f"{self.num_snapshot_pages} pages for {self.max_retracted_requests} suspended "
+                "requests: images need both a pool and a limit, or neither",
+            )
+        if self.debug_force_retraction_interval and not self.max_retracted_requests:
+            raise ConfigError("debug_force_retraction_interval", "needs a snapshot pool")
         if not self.groups:
             raise ConfigError("groups", "at least one cache group is needed")
         for group in self.groups:

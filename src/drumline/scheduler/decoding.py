@@ -41,6 +41,7 @@ class Decoding:
         "_blocked",
         "_caching",
         "_end",
+        "_held",
         "_page",
         "_publication",
         "_ready",
@@ -76,6 +77,7 @@ class Decoding:
         self.roster = Roster(rows.sequence, rows.generation, config.decode_tokens)
         self._ready: list[Request] = []
         self._blocked: list[int] = []
+        self._held: dict[int, Request] = {}
 
     def add(self, request: Request) -> None:
         """Take over a request whose whole prompt is planned."""
@@ -91,6 +93,7 @@ class Decoding:
         if request.row in self.roster:
             self.roster.leave(request.row)
             self._agenda.leave(request.row)
+            self._held.pop(request.row, None)
             if request.row in self._blocked:
                 self._blocked.remove(request.row)
         elif request in self._ready:
@@ -115,8 +118,8 @@ class Decoding:
         rows, index = roster.rows, roster.index
         generations, lengths = roster.generations, roster.lengths
         limit = budget // self._width
-        if left_out or len(rows) > limit:
-            index = index[~np.isin(index, left_out)][:limit]
+        if left_out or self._held or len(rows) > limit:
+            index = index[~np.isin(index, [*left_out, *self._held])][:limit]
             rows, generations = index.astype(np.int32), fields.generation[index]
             lengths = lengths[: len(index)]
         prefix = fields.computed[index]
@@ -170,25 +173,36 @@ class Decoding:
         self._end(request, Move.ABORT)
         return True
 
-    def abort_newest(self, draft: Draft) -> bool:
-        """Abort the newest decoding request, for its blocks; False if there is none to abort.
+    # -- for whoever makes room ------------------------------------------------------
 
-        A request whose results are outstanding may end by itself, and is waited for.
-        """
-        if not self._blocked or self._requests.counts[State.FINISHING]:
-            return False
-        row = self.roster.newest()
-        if self._rows.outstanding[row]:
-            return False
-        request = self._owner(row)
-        draft.abort(
-            request.rid,
-            AbortReason.OUT_OF_PAGES,
-            f"no free page for a decode and nothing will free one; this request, the newest of "
-            f"{len(self.roster)} that decode, had {int(self._rows.known[row])} tokens",
-        )
-        self._end(request, Move.ABORT)
-        return True
+    @property
+    def stuck(self) -> bool:
+        """Rows wait for blocks, and no request that ended will give any back by itself."""
+        return bool(self._blocked) and not self._requests.counts[State.FINISHING]
+
+    def requests(self) -> list[Request]:
+        """Return the decoding requests in order of submission."""
+        self.roster.refresh()
+        return [self._owner(row) for row in self.roster.index.tolist()]
+
+    def newest(self) -> Request:
+        """Return the decoding request submitted last."""
+        return self._owner(self.roster.newest())
+
+    def resume(self, request: Request) -> None:
+        """Take over a request whose row was filled again."""
+        self.roster.join(request.row)
+        self._blocked.append(request.row)
+
+    def hold_back(self, request: Request) -> None:
+        """Leave a request out of batches until it is let go."""
+        self._held[request.row] = request
+
+    def let_go(self, request: Request) -> None:
+        self._held.pop(request.row, None)
+
+    def held_back(self) -> list[Request]:
+        return list(self._held.values())
 
     def _owner(self, row: int) -> Request:
         owner = self._rows.owners[row]

@@ -3,6 +3,7 @@
 import numpy as np
 
 from drumline.contract.arrays import IntArray
+from drumline.contract.cache import CacheOp
 from drumline.contract.plan import (
     AbortReason,
     Batch,
@@ -18,11 +19,12 @@ from drumline.contract.plan import (
 class Draft:
     """Collects one plan. Arrays that are added belong to the plan from then on."""
 
-    __slots__ = ("_aborts", "_bound", "_copies", "_patches", "_zeroes", "round")
+    __slots__ = ("_aborts", "_bound", "_cache_ops", "_copies", "_patches", "_zeroes", "round")
 
     def __init__(self, number: int) -> None:
         self.round = number
         self._bound: list[Bound] = []
+        self._cache_ops: list[CacheOp] = []
         self._aborts: list[PlanAbort] = []
         self._patches: dict[int, list[tuple[IntArray, IntArray, IntArray]]] = {}
         self._zeroes: dict[int, list[IntArray]] = {}
@@ -39,6 +41,9 @@ class Draft:
 
     def copy(self, group: int, sources: IntArray, targets: IntArray) -> None:
         self._copies.setdefault(group, []).append((sources, targets))
+
+    def cache(self, op: CacheOp) -> None:
+        self._cache_ops.append(op)
 
     def abort(self, rid: str, reason: AbortReason, detail: str) -> None:
         self._aborts.append(PlanAbort(rid, reason, detail))
@@ -61,6 +66,7 @@ class Draft:
                 for group, parts in self._copies.items()
             ),
             aborts=tuple(self._aborts),
+            cache_ops=tuple(self._cache_ops),
         )
 
 

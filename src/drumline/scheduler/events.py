@@ -74,3 +74,5 @@ class Sizes(Struct, frozen=True):
     prefilling: int
     decoding: int
     finishing: int
+    retracted: int = 0
+    """Of those waiting: suspended, or on their way back."""

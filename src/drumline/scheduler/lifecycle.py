@@ -21,6 +21,10 @@ class State(IntEnum):
     """It ended while results were outstanding; its blocks stay until the last one."""
     FINISHED = 5
     """It holds nothing; the next plan forgets it."""
+    RETRACTED = 6
+    """It was suspended: its image waits in host memory for room."""
+    RESTORING = 7
+    """It has a row and blocks again, which its image is being copied to."""
 
 
 class Move(IntEnum):
@@ -39,6 +43,11 @@ class Move(IntEnum):
     DRAINED = 6
     """Its last outstanding result came."""
     ABORT = 7
+    RETRACT = 8
+    RESTORE = 9
+    """The way back was planned."""
+    RESTORED = 10
+    """The image was copied back."""
 
 
 TRANSITIONS: dict[tuple[State, Move], State] = {
@@ -55,6 +64,11 @@ TRANSITIONS: dict[tuple[State, Move], State] = {
     (State.PREFILLED, Move.FINISH_LATER): State.FINISHING,
     (State.DECODING, Move.FINISH_LATER): State.FINISHING,
     (State.FINISHING, Move.DRAINED): State.FINISHED,
+    (State.DECODING, Move.RETRACT): State.RETRACTED,
+    (State.RETRACTED, Move.RESTORE): State.RESTORING,
+    (State.RESTORING, Move.RESTORED): State.DECODING,
+    (State.RETRACTED, Move.FINISH): State.FINISHED,
+    (State.RESTORING, Move.FINISH): State.FINISHED,
     **{(state, Move.ABORT): State.FINISHED for state in State if state is not State.FINISHED},
 }
 

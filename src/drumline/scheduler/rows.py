@@ -8,11 +8,22 @@ the old owner is recognised.
 from collections import deque
 
 import numpy as np
+from msgspec import Struct
 
 from drumline.contract.arrays import IntArray
 from drumline.core.errors import InvariantError
 from drumline.scheduler.index import IndexArray
 from drumline.scheduler.requests import Request
+
+
+class Suspended(Struct, frozen=True, eq=False):
+    """The fields of a row whose owner left it for a while."""
+
+    computed: int
+    known: int
+    hashed: int
+    digest: bytes
+    newest: IntArray
 
 
 class Rows:
@@ -94,6 +105,23 @@ class Rows:
         self.hashed[row] = tokens
         self.origin[row] = row * self.newest.shape[1] - tokens
         self.digests[row] = digest
+
+    def suspend(self, row: int) -> Suspended:
+        """Return what `resume` needs."""
+        return Suspended(
+            computed=int(self.computed[row]),
+            known=int(self.known[row]),
+            hashed=int(self.hashed[row]),
+            digest=self.digests[row],
+            newest=self.newest[row].copy(),
+        )
+
+    def resume(self, row: int, fields: Suspended) -> None:
+        """Have a row that was just taken go on where another one was suspended."""
+        self.computed[row] = fields.computed
+        self.known[row] = fields.known
+        self.hash_from(row, fields.hashed, fields.digest)
+        self.newest[row] = fields.newest
 
     def give_back(self, row: int) -> None:
         self.owners[row] = None

@@ -13,7 +13,6 @@ import numpy as np
 from drumline.contract.arrays import IntArray
 from drumline.contract.cache import CacheAck
 from drumline.contract.plan import Batch, Plan
-from drumline.core.errors import InvariantError
 from drumline.scheduler.admission import Admission, Chunk
 from drumline.scheduler.blocks import BlockPool
 from drumline.scheduler.capacity import max_request_tokens
@@ -38,8 +37,10 @@ from drumline.scheduler.publication import Publication
 from drumline.scheduler.refusal import refusal
 from drumline.scheduler.requests import Request, RequestTable
 from drumline.scheduler.results import Commits
+from drumline.scheduler.retraction import Retraction
 from drumline.scheduler.rows import Rows
 from drumline.scheduler.tables import BlockTables
+from drumline.scheduler.transfers import Transfers
 
 
 class Scheduler:
@@ -60,10 +61,12 @@ class Scheduler:
         "_pool",
         "_publication",
         "_requests",
+        "_retraction",
         "_round",
         "_rows",
         "_submitted",
         "_tables",
+        "_transfers",
         "max_request_tokens",
     )
 
@@ -100,6 +103,18 @@ class Scheduler:
         )
         self._decoding = Decoding(
             config, self._requests, self._rows, self._tables, self._publication, self._end
+        )
+        self._transfers = Transfers(self._pool)
+        self._retraction = Retraction(
+            config,
+            self._requests,
+            self._rows,
+            self._pool,
+            self._tables,
+            self._publication,
+            self._decoding,
+            self._transfers,
+            self._end,
         )
         self._commits = Commits(config, self._requests, self._rows, self._decoding.roster)
         self._apply: dict[type, Callable[..., None]] = {
@@ -138,7 +153,7 @@ class Scheduler:
                 case Tick():
                     self._forwards_allowed = event.allow_forward
                 case CacheAck():
-                    raise InvariantError(f"{event!r} ends an operation that was never planned")
+                    self._transfers.acknowledge(event)
                 case _:
                     assert_never(event)
 
@@ -169,9 +184,12 @@ class Scheduler:
 
     def _end(self, request: Request, move: Move) -> None:
         """End a request; what it holds is released unless results are outstanding."""
+        settled = request.state in (State.PREFILLED, State.DECODING)
         self._requests.move(request, move)
-        if move in (Move.FINISH, Move.FINISH_LATER) and self._config.prefix_caching:
+        finished = move in (Move.FINISH, Move.FINISH_LATER)
+        if finished and settled and self._config.prefix_caching:
             self._publication.publish_end(request)
+        self._retraction.leave(request)
         self._decoding.leave(request)
         self._admission.leave(request)
         if request.state is State.FINISHED and request.row:
@@ -189,8 +207,10 @@ class Scheduler:
         self._admission.settle(draft)
         if not self._forwards_allowed:
             return draft.done(None)
+        self._retraction.force(draft)
+        self._retraction.restore(draft)
         chunks, decodes = self._plan_forward(draft)
-        while not chunks and decodes is None and self._decoding.abort_newest(draft):
+        while not chunks and decodes is None and self._retraction.make_way(draft):
             chunks, decodes = self._plan_forward(draft)
         for chunk in chunks:
             if chunk.request.state is State.PREFILLED:
@@ -261,7 +281,8 @@ class Scheduler:
         """Return how many requests are in which state."""
         counts = self._requests.counts
         return Sizes(
-            waiting=counts[State.SUBMITTED],
+            waiting=counts[State.SUBMITTED] + counts[State.RETRACTED] + counts[State.RESTORING],
+            retracted=counts[State.RETRACTED] + counts[State.RESTORING],
             prefilling=counts[State.PREFILLING] + counts[State.PREFILLED],
             decoding=counts[State.DECODING],
             finishing=counts[State.FINISHING],
@@ -282,7 +303,7 @@ class Scheduler:
         if request is None:
             return -1
         known = int(self._rows.known[request.row]) if request.row else 0
-        return max(known, request.prompt_tokens)
+        return max(known, self._retraction.known_tokens(rid), request.prompt_tokens)
 
     @property
     def empty_pages(self) -> int:
@@ -298,8 +319,8 @@ class Scheduler:
         return self._pool.active_parents()
 
     def can_clear(self) -> bool:
-        """Whether nothing that is cached is held by a live request."""
-        return not self._pool.cached_and_held()
+        """Whether nothing cached is held, nothing is copied and nobody is suspended."""
+        return not (self._pool.cached_and_held() or len(self._transfers) or len(self._retraction))
 
     def clear(self) -> bool:
         """Forget every cached prefix; False, and nothing happened, while one is held."""
@@ -321,7 +342,8 @@ class Scheduler:
         self._pool.check()
         self._index.check(self._pool)
         self._rows.check()
-        self._tables.check()
+        self._tables.check(self._transfers.held())
+        self._retraction.check()
         self._admission.check()
         self._decoding.check()
         self._requests.check()

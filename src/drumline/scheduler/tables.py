@@ -86,10 +86,19 @@ class BlockTables:
             needs.append(-(-target // size) - first)
         return needs
 
-    def open(self, row: int, match: Match, targets: Sequence[int], draft: Draft) -> None:
+    def open(
+        self,
+        row: int,
+        match: Match,
+        targets: Sequence[int],
+        draft: Draft,
+        *,
+        restored: bool = False,
+    ) -> None:
         """Start `row` with the held blocks of `match`, and room for `targets[g]` tokens.
 
-        Behind the match's pages come copies of its tail. The pool must have the room.
+        Behind the match's pages come copies of its tail; blocks that are to be restored
+        are not zeroed up to the match. The pool must have the room.
         """
         for group, target in enumerate(targets):
             hit = match.blocks[group] if match.pages else NOBODY
@@ -105,7 +114,9 @@ class BlockTables:
                     np.arange(count, dtype=np.int32),
                     self._pool.pages(group, self.table[group][row, :count]),
                 )
-            self._grow(group, row, target, draft, match.tails[group] if match.tails else NOBODY)
+            tail = match.tails[group] if match.tails else NOBODY
+            kept = -(-match.tokens // self.block_tokens[group]) if restored else 0
+            self._grow(group, row, target, draft, tail, kept)
 
     def grow(self, row: int, targets: Sequence[int], draft: Draft) -> bool:
         """Give `row` room for `targets[g]` tokens; False, and nothing happened, without room."""
@@ -122,8 +133,13 @@ class BlockTables:
                 self._grow(group, row, target, draft, NOBODY)
         return True
 
-    def _grow(self, group: int, row: int, tokens: int, draft: Draft, tail: IndexArray) -> None:
-        """Append blocks up to `tokens`, the first of them copies of `tail`."""
+    def _grow(
+        self, group: int, row: int, tokens: int, draft: Draft, tail: IndexArray, kept: int = 0
+    ) -> None:
+        """Append blocks up to `tokens`, the first of them copies of `tail`.
+
+        Those of columns before `kept` are not zeroed.
+        """
         have = int(self._rows.columns[group][row])
         want = -(-tokens // self.block_tokens[group])
         if want <= have:
@@ -141,8 +157,17 @@ class BlockTables:
         copied = len(tail)
         if copied:
             draft.copy(group, self._pool.pages(group, tail), pages[:copied])
-        if copied < len(pages):
-            draft.zero(group, pages[copied:])
+        blank = max(copied, kept - have)
+        if blank < len(pages):
+            draft.zero(group, pages[blank:])
+
+    def row_blocks(self, row: int) -> list[IndexArray]:
+        """Return each group's blocks of a row."""
+        parts = [
+            table[row, : int(columns[row])]
+            for table, columns in zip(self.table, self._rows.columns, strict=True)
+        ]
+        return [part[part > 0] for part in parts]
 
     def expire(self, rows: IndexArray, draft: Draft) -> None:
         """Give up the blocks that the windows of `rows` have passed."""
@@ -287,9 +312,11 @@ class BlockTables:
                 self._pool.release(held, int(self._rows.epoch[row]))
             blocks[:] = 0
 
-    def check(self) -> None:
-        """Raise InvariantError unless the pool's holds are exactly what the tables say."""
+    def check(self, others: Sequence[IndexArray] = ()) -> None:
+        """Raise InvariantError unless the pool's holds are those of the tables and `others`."""
         held = np.zeros_like(self._pool.refs)
+        for blocks in others:
+            np.add.at(held, blocks, 1)
         for group, table in enumerate(self.table):
             blocks = table[table > 0]
             if (self._pool.group_of[blocks] != group).any():

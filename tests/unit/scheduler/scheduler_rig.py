@@ -10,6 +10,7 @@ before they are returned.
 import numpy as np
 
 from drumline.contract.arrays import NO_INTS
+from drumline.contract.cache import CacheAck, Restore, Snapshot
 from drumline.contract.plan import Batch, Plan, decode_plan, encode_plan
 from drumline.contract.specs import CacheGroup
 from drumline.scheduler.config import SchedulerConfig
@@ -47,6 +48,8 @@ class Rig:
         self.bound: dict[int, str] = {}
         self.names: dict[tuple[int, int], str] = {}
         self.memory: list[dict[tuple[int, int], int]] = [{} for _ in self.config.groups]
+        self.snapshots: list[dict[tuple[int, int], int]] = [{} for _ in self.config.groups]
+        self.unacknowledged: list[int] = []
         self.histories: dict[str, list[int]] = {}
         self.prompts: dict[str, list[int]] = {}
         self.in_flight: list[Batch] = []
@@ -121,7 +124,24 @@ class Rig:
         """Whether no request holds anything."""
         return self.scheduler.active_pages() == 0
 
+    def acknowledge(self, which: int = 0, *, ok: bool = True) -> None:
+        """End one of the operations under way."""
+        op_id = self.unacknowledged.pop(which)
+        self.scheduler.advance_head([CacheAck(op_id, ok)])
+        self.scheduler.check()
+
+    def _move(self, moves, sources, targets) -> None:
+        for part in moves:
+            size = self.config.groups[part.group].block_tokens
+            for source, target in zip(part.sources.tolist(), part.targets.tolist(), strict=True):
+                for slot in range(size):
+                    targets[part.group][target, slot] = sources[part.group].get((source, slot))
+
     def _change_pages(self, plan: Plan) -> None:
+        for op in plan.cache_ops:
+            self.unacknowledged.append(op.op_id)
+            if isinstance(op, Snapshot):
+                self._move(op.moves, self.memory, self.snapshots)
         for copies in plan.copies:
             memory, size = self.memory[copies.group], self.config.groups[copies.group].block_tokens
             for source, target in zip(
@@ -134,6 +154,9 @@ class Rig:
             for page in zeroes.blocks.tolist():
                 for slot in range(size):
                     memory[page, slot] = 0
+        for op in plan.cache_ops:
+            if isinstance(op, Restore):
+                self._move(op.from_snapshot, self.snapshots, self.memory)
 
     def _read(self, batch: Batch) -> None:
         for row, start, count in zip(

@@ -23,6 +23,7 @@ SMALL_WINDOW = CacheGroup(
     window_tokens=3,
     blocks_per_parent=2,
 )
+MAY_FINISH = (State.PREFILLED, State.DECODING, State.RETRACTED, State.RESTORING)
 SHAPES = [
     (FULL,),
     (FULL,),
@@ -48,8 +49,24 @@ class SchedulerMachine(RuleBasedStateMachine):
         parts=st.sampled_from([1, 2]),
         width=st.sampled_from([1, 1, 3]),
         groups=st.sampled_from(SHAPES),
+        images=st.sampled_from([(1, 0), (1, 0), (12, 3), (40, 2)]),
+        interval=st.sampled_from([0, 0, 3]),
     )
-    def start(self, pages, rows, budget, depth, mixed, caching, sharing, parts, width, groups):
+    def start(
+        self,
+        pages,
+        rows,
+        budget,
+        depth,
+        mixed,
+        caching,
+        sharing,
+        parts,
+        width,
+        groups,
+        images,
+        interval,
+    ):
         cfg = config(
             groups=groups,
             prefix_granularity=4 * parts,
@@ -61,6 +78,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             prefix_caching=caching,
             share_in_flight=sharing,
             decode_tokens=width,
+            num_snapshot_pages=images[0],
+            max_retracted_requests=images[1],
+            debug_force_retraction_interval=interval if images[1] else 0,
         )
         self.rig, self.mirror = Rig(cfg), Rig(cfg)
         self.names = iter(f"r{number}" for number in range(10**6))
@@ -102,12 +122,18 @@ class SchedulerMachine(RuleBasedStateMachine):
     def commit(self, count):
         self.both(lambda rig: rig.commit(min(count, rig.config.decode_tokens)))
 
+    @precondition(lambda self: self.rig.unacknowledged)
+    @rule(data=st.data(), ok=st.sampled_from([True, True, True, False]))
+    def acknowledge(self, data, ok):
+        which = data.draw(st.integers(0, len(self.rig.unacknowledged) - 1))
+        self.both(lambda rig: rig.acknowledge(which, ok=ok))
+
     @precondition(lambda self: self.live)
     @rule(data=st.data())
     def end(self, data):
         rid = data.draw(st.sampled_from(self.live))
         request = self.rig.scheduler._requests.get(rid)
-        may_finish = request.state in (State.PREFILLED, State.DECODING)
+        may_finish = request.state in MAY_FINISH
         event = (Finished if may_finish and data.draw(st.booleans()) else Aborted)(rid)
         self.live.remove(rid)
         self.both(lambda rig: rig.scheduler.advance([event]))
@@ -124,6 +150,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.rig.abort(rid)
         while self.rig.in_flight:
             self.rig.commit()
+        while self.rig.unacknowledged:
+            self.rig.acknowledge()
         assert self.rig.at_baseline()
         assert self.rig.scheduler.clear()
         assert self.rig.scheduler.empty_pages == self.rig.config.num_pages - 1

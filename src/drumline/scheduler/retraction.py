@@ -1,0 +1,307 @@
+"""Suspending decoding requests when the pool is full, and bringing them back.
+
+A suspended request leaves row and blocks at once; its image, the blocks' contents and
+what the data plane keeps of its row, waits in the snapshot pool. When there is room
+again it gets a new row and blocks, the image is copied back, and it decodes on as if
+nothing had happened. Whatever order the copies take, the plan that gives its blocks
+away reads them first.
+"""
+
+from collections import deque
+from collections.abc import Callable
+
+import numpy as np
+from msgspec import Struct
+
+from drumline.contract.cache import BlockMoves, Restore, Snapshot
+from drumline.contract.plan import AbortReason
+from drumline.core.errors import InvariantError
+from drumline.scheduler.blocks import BlockPool
+from drumline.scheduler.config import SchedulerConfig
+from drumline.scheduler.decoding import Decoding
+from drumline.scheduler.draft import Draft
+from drumline.scheduler.index import NOBODY, IndexArray
+from drumline.scheduler.lifecycle import Move, State
+from drumline.scheduler.match import Match
+from drumline.scheduler.publication import Publication
+from drumline.scheduler.requests import Request, RequestTable
+from drumline.scheduler.rows import Rows, Suspended
+from drumline.scheduler.tables import BlockTables
+from drumline.scheduler.transfers import Transfers
+
+
+class Image(Struct, eq=False):
+    """What a suspended request left: its row's fields, and where its blocks are.
+
+    `blocks[g]` are blocks of the snapshot pool, for the columns from `first[g]` on.
+    """
+
+    fields: Suspended
+    slot: int
+    first: list[int]
+    blocks: list[IndexArray]
+    landed: bool = False
+    failed: bool = False
+    wanted: bool = True
+    """The request still lives; an image that is not is dropped once nobody writes it."""
+
+
+class Retraction:
+    """The suspended requests, their images, and the pool these are in."""
+
+    __slots__ = (
+        "_caching",
+        "_decoding",
+        "_end",
+        "_images",
+        "_interval",
+        "_lost",
+        "_pool",
+        "_publication",
+        "_requests",
+        "_rows",
+        "_slots",
+        "_snapshots",
+        "_tables",
+        "_transfers",
+        "_width",
+    )
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        requests: RequestTable,
+        rows: Rows,
+        pool: BlockPool,
+        tables: BlockTables,
+        publication: Publication,
+        decoding: Decoding,
+        transfers: Transfers,
+        end: Callable[[Request, Move], None],
+    ) -> None:
+        self._caching = config.prefix_caching
+        self._interval = config.debug_force_retraction_interval
+        self._width = config.decode_tokens
+        self._requests = requests
+        self._rows = rows
+        self._pool = pool
+        self._tables = tables
+        self._publication = publication
+        self._decoding = decoding
+        self._transfers = transfers
+        self._end = end
+        self._snapshots = BlockPool(
+            config.groups, config.num_snapshot_pages, lambda _group, _blocks: None, lambda at: at
+        )
+        self._slots = deque(range(1, config.max_retracted_requests + 1))
+        self._images: dict[str, Image] = {}
+        self._lost: list[Request] = []
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def known_tokens(self, rid: str) -> int:
+        """Return the tokens of a request that was suspended; 0 if it is not."""
+        image = self._images.get(rid)
+        return 0 if image is None else image.fields.known
+
+    # -- out ----------------------------------------------------------------------
+
+    def make_way(self, draft: Draft) -> bool:
+        """Suspend or abort a request because no row can decode; False if none can be.
+
+        The request that frees most goes; without a place for its image, the newest is
+        aborted instead.
+        """
+        if not self._decoding.stuck or self._requests.counts[State.RESTORING]:
+            return False
+        victim = self._victim()
+        if victim is None:
+            return False
+        refusal = self._refusal(victim)
+        if refusal is None:
+            self._suspend(victim, draft)
+            return True
+        newest = self._decoding.newest()
+        if self._rows.outstanding[newest.row]:
+            return False
+        draft.abort(newest.rid, *refusal)
+        self._end(newest, Move.ABORT)
+        return True
+
+    def force(self, draft: Draft) -> None:
+        """Suspend a request every so many plans, where a test asked for that."""
+        if not self._interval:
+            return
+        if draft.round % self._interval == 0:
+            victim = self._victim(quiet_only=False)
+            if victim is not None and self._refusal(victim) is None:
+                self._decoding.hold_back(victim)
+        for victim in self._decoding.held_back():
+            # Its last result may be under way; it is suspended when that has come.
+            if not self._rows.outstanding[victim.row]:
+                if self._refusal(victim) is None:
+                    self._suspend(victim, draft)
+                else:
+                    self._decoding.let_go(victim)
+
+    def _victim(self, quiet_only: bool = True) -> Request | None:
+        """Return the decoding request that would free most, the newest of equals."""
+        best: Request | None = None
+        most = -1
+        for request in self._decoding.requests():
+            if quiet_only and self._rows.outstanding[request.row]:
+                continue
+            blocks = np.concatenate(self._tables.row_blocks(request.row))
+            exclusive = len(self._pool.parents(blocks[self._pool.refs[blocks] == 1]))
+            if exclusive >= most:
+                best, most = request, exclusive
+        return best
+
+    def _refusal(self, request: Request) -> tuple[AbortReason, str] | None:
+        """Return why there is no place for the request's image, or None."""
+        if not self._snapshots.num_parents > 1:
+            return AbortReason.OUT_OF_PAGES, (
+                "no free page for a decode, nothing will free one, and there is no pool to "
+                "suspend a request to"
+            )
+        if not self._slots:
+            return AbortReason.IMAGE_DOES_NOT_FIT, (
+                f"{len(self._images)} requests are suspended, as many as may be"
+            )
+        needs = [last - first for first, last in self._spans(request.row)]
+        if not self._snapshots.fits(needs):
+            return AbortReason.IMAGE_DOES_NOT_FIT, (
+                f"the image takes {sum(needs)} blocks, the snapshot pool has "
+                f"{self._snapshots.empty} free pages"
+            )
+        return None
+
+    def _spans(self, row: int) -> list[tuple[int, int]]:
+        """Return the columns of each group that hold something, from and to."""
+        computed = int(self._rows.computed[row])
+        return [
+            (int(first[row]), -(-computed // size))
+            for first, size in zip(self._rows.first, self._tables.block_tokens, strict=True)
+        ]
+
+    def _suspend(self, request: Request, draft: Draft) -> None:
+        row = request.row
+        self._tables.expire(np.array([row]), draft)
+        if self._caching:
+            self._publication.publish_end(request)
+        spans = self._spans(row)
+        image = Image(
+            fields=self._rows.suspend(row),
+            slot=self._slots.popleft(),
+            first=[first for first, _last in spans],
+            blocks=[
+                self._snapshots.take(group, last - first)
+                for group, (first, last) in enumerate(spans)
+            ],
+        )
+        moves = self._moves(
+            [self._tables.table[group][row, slice(*span)] for group, span in enumerate(spans)],
+            image.blocks,
+        )
+        self._images[request.rid] = image
+        op_id = self._transfers.begin(lambda ok: self._landed(image, ok), NOBODY)
+        draft.cache(Snapshot(op_id, request.rid, row, image.slot, moves))
+        self._requests.move(request, Move.RETRACT)
+        self._decoding.leave(request)
+        self._tables.close(row)
+        self._rows.give_back(row)
+        request.row = 0
+
+    def _moves(
+        self, blocks: list[IndexArray], snapshots: list[IndexArray], *, back: bool = False
+    ) -> tuple[BlockMoves, ...]:
+        moves = []
+        for group, (mine, theirs) in enumerate(zip(blocks, snapshots, strict=True)):
+            if len(mine):
+                here = self._pool.pages(group, mine).astype(np.int32)
+                there = self._snapshots.pages(group, theirs).astype(np.int32)
+                moves.append(BlockMoves(group, *((there, here) if back else (here, there))))
+        return tuple(moves)
+
+    def _landed(self, image: Image, ok: bool) -> None:
+        image.landed, image.failed = True, not ok
+        if not image.wanted:
+            self._drop(image)
+
+    def _drop(self, image: Image) -> None:
+        self._slots.append(image.slot)
+        for blocks in image.blocks:
+            if len(blocks):
+                self._snapshots.release(blocks)
+
+    # -- back ---------------------------------------------------------------------
+
+    def restore(self, draft: Draft) -> None:
+        """Bring suspended requests back, the oldest first, as far as there is room."""
+        for lost in self._lost:
+            if lost.state is State.RESTORING:
+                detail = "its image could not be copied back"
+                draft.abort(lost.rid, AbortReason.IMAGE_DOES_NOT_FIT, detail)
+                self._end(lost, Move.ABORT)
+        self._lost.clear()
+        for rid, image in list(self._images.items()):
+            request = self._requests.get(rid)
+            if request is None or request.state is not State.RETRACTED or not image.landed:
+                continue
+            if image.failed:
+                detail = "its image could not be written when it was suspended"
+                draft.abort(rid, AbortReason.IMAGE_DOES_NOT_FIT, detail)
+                self._end(request, Move.ABORT)
+            elif not self._bring_back(request, image, draft):
+                return
+
+    def _bring_back(self, request: Request, image: Image, draft: Draft) -> bool:
+        computed = image.fields.computed
+        targets = [computed + self._width] * len(image.first)
+        needs = self._tables.needs(targets, computed, 0)
+        # Leave those that decode a block each, lest one of them is suspended for this one.
+        spare = self._decoding.size
+        if not self._rows.free or not self._pool.make_room([need + spare for need in needs]):
+            return False
+        row = request.row = self._rows.take(request)
+        self._rows.resume(row, image.fields)
+        draft.bind(row, int(self._rows.generation[row]), request.rid)
+        self._tables.open(row, Match(0, computed, 0, [], []), targets, draft, restored=True)
+        spans = self._spans(row)
+        blocks = [self._tables.table[group][row, slice(*span)] for group, span in enumerate(spans)]
+        moves = self._moves(blocks, image.blocks, back=True)
+        pins = np.concatenate(blocks)
+        op_id = self._transfers.begin(lambda ok: self._restored(request, image, ok), pins)
+        draft.cache(
+            Restore(op_id, request.rid, row, image.slot, from_snapshot=moves),
+        )
+        self._requests.move(request, Move.RESTORE)
+        return True
+
+    def _restored(self, request: Request, image: Image, ok: bool) -> None:
+        self._drop(image)
+        if not image.wanted:
+            return
+        del self._images[request.rid]
+        if ok:
+            self._requests.move(request, Move.RESTORED)
+            self._decoding.resume(request)
+        else:
+            self._lost.append(request)
+
+    def leave(self, request: Request) -> None:
+        """Forget a request that ended; its image goes when no operation touches it."""
+        image = self._images.pop(request.rid, None)
+        if image is None:
+            return
+        image.wanted = False
+        if image.landed and not request.row:
+            self._drop(image)
+
+    def check(self) -> None:
+        """Raise InvariantError unless every snapshot page and slot is accounted for."""
+        self._snapshots.check()
+        suspended = self._requests.counts[State.RETRACTED] + self._requests.counts[State.RESTORING]
+        if suspended != len(self._images) + len(self._lost):
+            raise InvariantError(f"{suspended} requests are suspended, {len(self._images)} images")
