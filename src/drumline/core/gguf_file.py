@@ -168,7 +168,7 @@ def read_gguf(path: Path) -> GgufFile:
         raise ConfigError(
             str(path), f"is truncated or damaged: its head does not end within its {size} bytes"
         ) from error
-    except (KeyError, UnicodeDecodeError) as error:
+    except (KeyError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(
             str(path), f"is damaged: unreadable entry in its head ({error})"
         ) from error

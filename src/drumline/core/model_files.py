@@ -69,7 +69,7 @@ def read_json(path: Path) -> dict[str, Any]:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
     except OSError as error:
         raise ConfigError(str(path), f"cannot be read: {error.strerror}") from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(str(path), f"holds no JSON object: {error}") from error
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from drumline.contract.arena import PageLayout
 from drumline.contract.arrays import IntArray
+from drumline.core.errors import ConfigError
 from drumline.device.memory import device_memory
 
 BLOCK_TOKENS = 16
@@ -81,7 +82,13 @@ class BlockTable:
     __slots__ = ("_table",)
 
     def __init__(self, rows: int, columns: int) -> None:
-        self._table = np.zeros((rows, columns), np.int32)
+        """Make an empty table. Raises ConfigError when there is no memory for it."""
+        try:
+            self._table = np.zeros((rows, columns), np.int32)
+        except MemoryError as error:
+            raise ConfigError(
+                "--max-model-len", f"no memory for {rows} rows of {columns} blocks; lower it"
+            ) from error
 
     def patch(self, rows: IntArray, columns: IntArray, blocks: IntArray) -> None:
         """Set `table[rows[i], columns[i]] = blocks[i]`."""

@@ -69,3 +69,13 @@ def test_a_missing_key_is_named_with_its_file(small_gguf):
 def test_block_sizes_are_those_of_the_format():
     for kind, size in BLOCKS.items():
         assert gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(kind)] == size
+
+
+def test_arrays_within_arrays_without_end_are_refused(tmp_path):
+    path = tmp_path / "deep.gguf"
+    head = b"GGUF" + (3).to_bytes(4, "little") + (0).to_bytes(8, "little")
+    entry = (1).to_bytes(8, "little") + (1).to_bytes(8, "little") + b"a" + (9).to_bytes(4, "little")
+    level = (9).to_bytes(4, "little") + (1).to_bytes(8, "little")
+    path.write_bytes(head + entry + level * 100_000)
+    with pytest.raises(ConfigError, match=r"deep\.gguf"):
+        read_gguf(path)

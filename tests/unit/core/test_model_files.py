@@ -58,7 +58,7 @@ def test_a_hub_id_is_found_in_the_local_cache(tmp_path, monkeypatch):
 
 def test_json_that_is_no_object_is_refused_by_name(tmp_path):
     file = tmp_path / "config.json"
-    for content in (b"[1]", b"{", b"\xff"):
+    for content in (b"[1]", b"{", b"\xff", b'{"a":' * 100_000):
         file.write_bytes(content)
         with pytest.raises(ConfigError, match=r"config\.json"):
             read_json(file)

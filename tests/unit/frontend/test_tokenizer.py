@@ -239,6 +239,11 @@ class TestDirectory:
         with pytest.raises(ConfigError, match=named):
             load(directory)
 
+    def test_of_several_templates_the_default_one_is_taken(self, directory):
+        named = [7, {"name": "tool_use", "template": "no"}, {"name": "default", "template": "yes"}]
+        (directory / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
+        assert load(directory).facts.chat_template == "yes"
+
     def test_a_missing_tokenizer_is_named(self, tmp_path):
         with pytest.raises(ConfigError, match=r"no tokenizer\.json"):
             load(tmp_path)

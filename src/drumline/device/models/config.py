@@ -4,6 +4,7 @@ It reads config.json or GGUF metadata, and refuses by name what the decoder
 does not compute. It touches no tensors.
 """
 
+import reprlib
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,8 @@ _HF_ARCHITECTURES = (
     "Qwen3ForCausalLM",
 )
 _GGUF_ARCHITECTURES = ("llama", "qwen2", "qwen3")
+_MOST = (1 << 31) - 1
+_MOST_LAYERS = 10_000
 
 
 def from_json(path: Path, config: dict[str, Any], generation: dict[str, Any]) -> DecoderConfig:
@@ -70,15 +73,15 @@ def from_json(path: Path, config: dict[str, Any], generation: dict[str, Any]) ->
     def refuse(reason: str) -> ConfigError:
         return ConfigError(str(path), reason)
 
-    names = config.get("architectures") or [config.get("model_type", "")]
-    architecture = str(names[0])
+    names = config.get("architectures")
+    architecture = str(names[0] if isinstance(names, list) and names else config.get("model_type"))
     if architecture not in _HF_ARCHITECTURES:
         raise refuse(
             f"architecture {architecture!r} is not supported; supported are "
             + ", ".join(_HF_ARCHITECTURES)
         )
-    if config.get("quantization_config"):
-        method = config["quantization_config"].get("quant_method", "unknown")
+    if quantization := _mapping(path, config, "quantization_config"):
+        method = quantization.get("quant_method", "unknown")
         raise refuse(f"quantization {method!r} is not supported; use plain weights or a GGUF file")
     if (act := config.get("hidden_act", "silu")) != "silu":
         raise refuse(f"hidden_act {act!r} is not supported; silu is")
@@ -86,7 +89,7 @@ def from_json(path: Path, config: dict[str, Any], generation: dict[str, Any]) ->
     qwen = architecture.startswith("Qwen")
     heads = _integer(path, config, "num_attention_heads")
     hidden = _integer(path, config, "hidden_size")
-    layers = _integer(path, config, "num_hidden_layers")
+    layers = _integer(path, config, "num_hidden_layers", most=_MOST_LAYERS)
     attention_bias = bool(config.get("attention_bias", False))
     theta, scaling = _rope_from_json(path, config)
     eos = generation.get("eos_token_id", config.get("eos_token_id"))
@@ -101,7 +104,7 @@ def from_json(path: Path, config: dict[str, Any], generation: dict[str, Any]) ->
             heads=heads,
             kv_heads=_integer(path, config, "num_key_value_heads", heads),
             head_dim=_integer(path, config, "head_dim", hidden // heads),
-            norm_eps=float(config.get("rms_norm_eps", 1e-6)),
+            norm_eps=_number(path, config, "rms_norm_eps", 1e-6),
             max_positions=_integer(path, config, "max_position_embeddings"),
             rope_theta=theta,
             rope_scaling=scaling,
@@ -128,19 +131,21 @@ def from_gguf(file: GgufFile) -> DecoderConfig:
         )
     metadata = {key.removeprefix(f"{architecture}."): value for key, value in file.metadata.items()}
 
-    def integer(key: str, default: int | None = None) -> int:
-        return _integer(file.path, metadata, key, default)
+    def integer(key: str, default: int | None = None, most: int = _MOST) -> int:
+        return _integer(file.path, metadata, key, default, most)
 
     heads = integer("attention.head_count")
     hidden = integer("embedding_length")
-    layers = integer("block_count")
+    layers = integer("block_count", most=_MOST_LAYERS)
     head_dim = integer("attention.key_length", hidden // heads if heads else 0)
     if integer("rope.dimension_count", head_dim) != head_dim:
         raise ConfigError(
             str(file.path), "rotates only part of a head (rope.dimension_count); not supported"
         )
     embedding = file.tensors.get("token_embd.weight")
-    window = metadata.get("attention.sliding_window")
+    window = (
+        integer("attention.sliding_window") if metadata.get("attention.sliding_window") else None
+    )
     return _checked(
         file.path,
         DecoderConfig(
@@ -152,11 +157,11 @@ def from_gguf(file: GgufFile) -> DecoderConfig:
             heads=heads,
             kv_heads=integer("attention.head_count_kv", heads),
             head_dim=head_dim,
-            norm_eps=float(metadata.get("attention.layer_norm_rms_epsilon", 1e-5)),
+            norm_eps=_number(file.path, metadata, "attention.layer_norm_rms_epsilon", 1e-5),
             max_positions=integer("context_length"),
-            rope_theta=float(metadata.get("rope.freq_base", 10000.0)),
+            rope_theta=_number(file.path, metadata, "rope.freq_base", 10000.0),
             rope_scaling=_rope_from_gguf(file.path, metadata),
-            windows=(int(window) if window else None,) * layers,
+            windows=(window,) * layers,
             tied_embeddings="output.weight" not in file.tensors,
             qkv_bias="blk.0.attn_q.bias" in file.tensors,
             output_bias="blk.0.attn_output.bias" in file.tensors,
@@ -170,14 +175,42 @@ def from_gguf(file: GgufFile) -> DecoderConfig:
     )
 
 
-def _integer(path: Path, values: dict[str, Any], key: str, default: int | None = None) -> int:
+def _integer(
+    path: Path, values: dict[str, Any], key: str, default: int | None = None, most: int = _MOST
+) -> int:
     value = values.get(key)
     if value is None:
         value = default
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        found = "lacks it" if value is None else f"has {value!r}"
-        raise ConfigError(str(path), f"expected a positive integer {key}, {found}")
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+        raise ConfigError(
+            str(path), f"expected an integer {key} from 1 to {most}, {_found(values, key)}"
+        )
     return value
+
+
+def _number(path: Path, values: dict[str, Any], key: str, default: float | None = None) -> float:
+    value = values.get(key)
+    if value is None:
+        value = default
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= _MOST:
+        raise ConfigError(
+            str(path), f"expected a number {key} above 0 and at most {_MOST}, {_found(values, key)}"
+        )
+    return float(value)
+
+
+def _mapping(path: Path, values: dict[str, Any], key: str) -> dict[str, Any]:
+    value = values.get(key)
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise ConfigError(str(path), f"expected an object {key}, {_found(values, key)}")
+    return value
+
+
+def _found(values: dict[str, Any], key: str) -> str:
+    value = values.get(key)
+    return "lacks it" if value is None else f"has {reprlib.repr(value)}"
 
 
 def _ids(value: Any) -> tuple[int, ...]:
@@ -189,26 +222,23 @@ def _rope_from_json(
     path: Path, config: dict[str, Any]
 ) -> tuple[float, LinearRope | Llama3Rope | None]:
     # Newer files keep the base and the scaling together, older ones apart.
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    theta = float(rope.get("rope_theta", config.get("rope_theta", 10000.0)))
+    rope = _mapping(path, config, "rope_parameters") or _mapping(path, config, "rope_scaling")
+    theta = _number(path, {"rope_theta": config.get("rope_theta"), **rope}, "rope_theta", 10000.0)
     kind = rope.get("rope_type", rope.get("type", "default"))
     partial = rope.get("partial_rotary_factor", config.get("partial_rotary_factor"))
     if partial not in (None, 1, 1.0):
-        raise ConfigError(str(path), f"partial_rotary_factor {partial} is not supported")
-    try:
-        if kind == "default":
-            return theta, None
-        if kind == "linear":
-            return theta, LinearRope(float(rope["factor"]))
-        if kind == "llama3":
-            return theta, Llama3Rope(
-                float(rope["factor"]),
-                float(rope["low_freq_factor"]),
-                float(rope["high_freq_factor"]),
-                int(rope["original_max_position_embeddings"]),
-            )
-    except KeyError as error:
-        raise ConfigError(str(path), f"rope scaling {kind!r} lacks {error}") from error
+        raise ConfigError(str(path), f"partial_rotary_factor {partial!r} is not supported")
+    if kind == "default":
+        return theta, None
+    if kind == "linear":
+        return theta, LinearRope(_number(path, rope, "factor"))
+    if kind == "llama3":
+        return theta, Llama3Rope(
+            _number(path, rope, "factor"),
+            _number(path, rope, "low_freq_factor"),
+            _number(path, rope, "high_freq_factor"),
+            _integer(path, rope, "original_max_position_embeddings"),
+        )
     raise ConfigError(
         str(path), f"rope scaling {kind!r} is not supported; default, linear and llama3 are"
     )
@@ -217,11 +247,10 @@ def _rope_from_json(
 def _rope_from_gguf(path: Path, metadata: dict[str, Any]) -> LinearRope | None:
     # The llama3 kind is stored as a tensor of factors instead.
     kind = metadata.get("rope.scaling.type", "none")
-    factor = float(metadata.get("rope.scaling.factor", 1.0))
     if kind == "none":
         return None
     if kind == "linear":
-        return LinearRope(factor)
+        return LinearRope(_number(path, metadata, "rope.scaling.factor", 1.0))
     raise ConfigError(str(path), f"rope scaling {kind!r} is not supported; none and linear are")
 
 
@@ -232,12 +261,14 @@ def _windows(path: Path, config: dict[str, Any], layers: int, qwen: bool) -> tup
     window = _integer(path, config, "sliding_window")
     kinds = config.get("layer_types")
     if kinds is not None:
-        if len(kinds) != layers:
+        if not isinstance(kinds, list) or len(kinds) != layers:
             raise ConfigError(
-                str(path), f"layer_types has {len(kinds)} entries for {layers} layers"
+                str(path), f"expected {layers} layer_types, {_found(config, 'layer_types')}"
             )
         return tuple(window if kind == "sliding_attention" else None for kind in kinds)
-    first = int(config.get("max_window_layers", 28)) if qwen else 0
+    # Zero is a value of its own here: every layer has a window.
+    zero = config.get("max_window_layers") == 0
+    first = 0 if not qwen or zero else _integer(path, config, "max_window_layers", 28)
     return tuple(window if layer >= first else None for layer in range(layers))
 
 

@@ -51,7 +51,7 @@ class GgufWeights:
 
     def __init__(self, file: GgufFile, *, heads: int, kv_heads: int) -> None:
         self._file = file
-        if self._file.metadata.get("split.count", 1) > 1:
+        if self._file.metadata.get("split.count", 1) not in (0, 1):
             raise ConfigError(
                 str(file.path), "is one part of a split GGUF file; merge the parts first"
             )

@@ -89,6 +89,7 @@ def _chat_template(path: Path, configured: Any) -> str | None:
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(str(file), f"cannot be read: {error}") from error
     if isinstance(configured, list):  # several by name
-        named = {entry.get("name"): entry.get("template") for entry in configured}
-        configured = named.get("default")
+        named = [entry for entry in configured if isinstance(entry, dict)]
+        default = (entry.get("template") for entry in named if entry.get("name") == "default")
+        configured = next(default, None)
     return configured if isinstance(configured, str) else None
