@@ -145,6 +145,8 @@ class EventLoop:
         self._lengths = NO_INTS
         self._tokens = 0
         self._now_us = 0
+        self._ahead_us = 0
+        """What the relayed clock was ahead of this rank's at the round's head."""
 
     def run(self, stop: StopRequest) -> None:
         """Run rounds until the ranks agreed to stop.
@@ -163,8 +165,10 @@ class EventLoop:
         """Run one round; returns whether the ranks agreed to stop after it."""
         received = self._receive()
         stop_requested = stop_requested or self._frontend_gone()
-        relayed = self._relay.exchange(received, stop_requested, self._clock.now_us())
+        head_us = self._clock.now_us()
+        relayed = self._relay.exchange(received, stop_requested, head_us)
         self._now_us = relayed.now_us
+        self._ahead_us = relayed.now_us - head_us
         self._admit(relayed.messages)
         # Memory that is released on any replica leaves no forward a place to run in.
         frozen = self._gate().released or self._controls.frozen
@@ -265,7 +269,7 @@ class EventLoop:
                     if self._controls.take_abort_all():
                         self._outputs.abort_all(_PAUSED, self._now_us)
         self._submit(admitted)
-        self._outputs.expire_pending_aborts(self._now_us)
+        self._outputs.expire(self._now_us)
 
     def _is_new(self, request: GenerateRequest, arrived: set[str]) -> bool:
         """Whether a request's id is free; sorted out before anything is refused or registered."""
@@ -395,7 +399,10 @@ class EventLoop:
             forward = self._in_flight.popleft()
             result = self._data_plane.complete(forward.ticket)
             self._relay.add_result(result)
-            self._outputs.commit(forward.batch, result, self._now_us)
+            # A forward is waited for, so its tokens are later than the round's head. This
+            # rank's own clock says by how much; such times are told and decide nothing.
+            told_us = self._clock.now_us() + self._ahead_us
+            self._outputs.commit(forward.batch, result, told_us)
             self._batch_log.committed(len(result.tokens))
 
     def _finish_drain(self) -> None:

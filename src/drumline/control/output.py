@@ -39,9 +39,11 @@ HELD = 64
 """Ids of a row that are held in its array before they move to its request."""
 
 PENDING_ABORT_US = 30_000_000
-"""How long an abort waits for a request that has not arrived."""
+"""How long an abort waits for a request that has not arrived, and how long an id that ended
+is remembered, so that an abort which crossed its end ends no later request of that id."""
 
 MAX_PENDING_ABORTS = 65_536
+MAX_ENDED_IDS = 65_536
 
 _ENDED_BY_CLIENT = Ending(Reason.ABORT, "the client asked for it", CLIENT_GONE)
 _NOT_FINITE = Ending(
@@ -128,6 +130,10 @@ class Outputs:
         size = max_rows + 1
         self._by_rid: dict[str, Request] = {}
         self._pending_aborts: dict[str, int] = {}
+        self._ended_ids: dict[str, int] = {}
+        """Ids that ended, and when each is forgotten, soonest first."""
+        self._forget_us = PENDING_ABORT_US
+        """When an id that ends now is forgotten, by the relayed clock."""
         # By row. A row whose generation is not a batch's serves somebody else by now, or
         # nobody (-1): the batch's results for it are void.
         self._requests: list[Request | None] = [None] * size
@@ -173,6 +179,7 @@ class Outputs:
     def register(self, request: Request, now_us: int) -> bool:
         """Own a request from now on; False if its abort came before it, which ends it here."""
         self._by_rid[request.rid] = request
+        self._ended_ids.pop(request.rid, None)
         if self._pending_aborts.pop(request.rid, None) is None:
             return True
         self._end(request, _ENDED_BY_CLIENT, now_us)
@@ -181,13 +188,19 @@ class Outputs:
     def refuse(self, refusal: Refusal) -> None:
         """Answer a request that was never registered."""
         self._pending_aborts.pop(refusal.rid, None)
+        self._remember_end(refusal.rid)
         self._tell(refusal.rid, refusal.prompt_tokens, 0, 0, refusal.ending)
 
     def abort(self, rid: str, now_us: int) -> None:
-        """End a request whose client is gone; one that has not arrived yet, when it does."""
+        """End a request whose client is gone; one that has not arrived yet, when it does.
+
+        An id that just ended needs none: its client had not heard of the end yet.
+        """
         request = self._by_rid.get(rid)
         if request is not None:
             self._abort(request, _ENDED_BY_CLIENT, now_us)
+            return
+        if rid in self._ended_ids:
             return
         self._pending_aborts[rid] = now_us + PENDING_ABORT_US
         if len(self._pending_aborts) > MAX_PENDING_ABORTS:
@@ -198,14 +211,12 @@ class Outputs:
         for request in list(self._by_rid.values()):
             self._abort(request, ending, now_us)
 
-    def expire_pending_aborts(self, now_us: int) -> None:
-        """Forget aborts whose request did not arrive in time."""
-        pending = self._pending_aborts
-        while pending:
-            rid = next(iter(pending))
-            if pending[rid] > now_us:
-                return
-            del pending[rid]
+    def expire(self, now_us: int) -> None:
+        """Forget aborts whose request did not arrive in time, and ids that ended long ago."""
+        self._forget_us = now_us + PENDING_ABORT_US
+        for until in (self._pending_aborts, self._ended_ids):
+            while until and until[first := next(iter(until))] <= now_us:
+                del until[first]
 
     def fail(self, rids: Iterable[str], ending: Ending, now_us: int) -> None:
         """End requests that the scheduler did not take; it hears nothing of them."""
@@ -472,10 +483,18 @@ class Outputs:
         if request.row:
             self._unbind(request)
         del self._by_rid[request.rid]
+        self._remember_end(request.rid)
         if request.known_to_device:
             self._outcome.released.append(request.rid)
         self._outcome.ended.append(Ended(request, ending, request.produced, now_us))
         self._emit(request, request.produced, ending)
+
+    def _remember_end(self, rid: str) -> None:
+        ended = self._ended_ids
+        ended.pop(rid, None)  # what ends last stands last
+        ended[rid] = self._forget_us
+        if len(ended) > MAX_ENDED_IDS:
+            del ended[next(iter(ended))]
 
     def _unbind(self, request: Request) -> None:
         """Take a request off its row, with what the row's arrays know of it."""

@@ -332,3 +332,20 @@ def test_a_finished_request_and_its_batches_are_logged(caplog):
         line.startswith("Req: a Finish! RequestStats(status=OK, reason=length, prompt_tokens=13, ")
         for line in lines
     )
+
+
+def test_the_time_a_forward_takes_is_told_as_the_requests_time(sim, caplog, monkeypatch):
+    caplog.set_level(logging.INFO)
+    complete = sim.plane.complete
+
+    def slowly(ticket):
+        sim.clock.advance(50_000)
+        return complete(ticket)
+
+    monkeypatch.setattr(sim.plane, "complete", slowly)
+    sim.submit("a", PROMPT, max_new_tokens=1, ignore_eos=True)
+    sim.run_until_idle()
+    (line,) = [line for line in caplog.messages if line.startswith("Req: a ")]
+    for name in ("prefill_ms", "ttft_ms", "total_ms"):
+        told = float(line.split(f"{name}=")[1].split(",")[0])
+        assert told >= 50, line
