@@ -66,10 +66,12 @@ class EngineClient:
             raise ConfigError("engines", f"a group has 1 to {MAX_ENGINES} engines, not {engines}")
         self._engines = engines
         self._policy = policy or RoundRobin()
-        self._reports = Reports(engines, clock or SystemClock())
+        self._clock = clock or SystemClock()
+        self._reports = Reports(engines, self._clock)
         self._calls = Calls()
         self._streams: dict[str, Stream] = {}
         self._in_flight = [0] * engines
+        self._busy_since_us = 0
         self._registrations: dict[int, Registration] = {}
         self._fds: dict[int, int] = {}
         self._init = b""
@@ -177,6 +179,8 @@ class EngineClient:
         if engine is None:
             engine = self._policy.choose(self._in_flight)
         self._send(engine, add_frames(request))
+        if not self._streams:
+            self._busy_since_us = self._clock.now_us()
         stream = Stream(rid, engine, self._abort)
         self._streams[rid] = stream
         self._in_flight[engine] += 1
@@ -186,6 +190,11 @@ class EngineClient:
     def in_flight(self) -> int:
         """Requests whose streams have not ended."""
         return len(self._streams)
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds for which some stream has been open; zero without any."""
+        return (self._clock.now_us() - self._busy_since_us) / 1e6 if self._streams else 0.0
 
     @property
     def loads(self) -> tuple[Load, ...]:

@@ -24,16 +24,17 @@ def health_of(service: Service) -> Health:
     """Return the health of `service` now.
 
     Work that runs without any output for `stall_s` is a stall; an engine without
-    work may be silent for as long as it likes, so the age that counts begins when the
-    server last became busy.
+    work may be silent for as long as it likes, so the age that counts begins when it
+    was last given any. A client that sends its body or reads its answer slowly is no
+    work of the engine's.
     """
     engine, live = service.engine, service.live
     in_flight = len(live)
     age = engine.last_output_age_s
     if engine.closed.is_set():
         return Health("engine_dead", "the engine's process ended or closed its link", in_flight)
-    silent = min(age, live.busy_s)
-    if in_flight and silent > service.timings.stall_s:
+    silent = min(age, engine.busy_s)
+    if silent > service.timings.stall_s:
         loads = engine.loads
         if loads:
             running = [f"rank {rank} runs {load.num_running}, {load.num_waiting} wait"
@@ -43,7 +44,7 @@ def health_of(service: Service) -> Health:
             said = "and no load report for 3 s either"
         return Health(
             "stalled",
-            f"{in_flight} requests in flight and no output for {silent:.0f} s: {said}",
+            f"{engine.in_flight} requests in flight and no output for {silent:.0f} s: {said}",
             in_flight,
             age,
         )

@@ -1,4 +1,4 @@
-"""Which generating requests are being served, and since when there have been any."""
+"""Which generating requests are being served."""
 
 import asyncio
 from collections.abc import Iterator
@@ -6,7 +6,6 @@ from contextlib import contextmanager
 
 from prometheus_client import Gauge
 
-from drumline.contract.ports import Clock
 from drumline.core.errors import RequestError
 from drumline.frontend.web.errors import REQUEST_ID_IN_USE, shutting_down
 
@@ -14,11 +13,9 @@ from drumline.frontend.web.errors import REQUEST_ID_IN_USE, shutting_down
 class LiveRequests:
     """The requests in flight, by the ids their clients know them by."""
 
-    def __init__(self, clock: Clock, gauge: Gauge) -> None:
-        self._clock = clock
+    def __init__(self, gauge: Gauge) -> None:
         self._gauge = gauge
         self._tasks: dict[str, asyncio.Task[None] | None] = {}
-        self._busy_since_us = 0
         self.draining = False
         """Set while the server stops: what is in flight goes on, nothing else begins."""
         self.broken_off = False
@@ -29,11 +26,6 @@ class LiveRequests:
 
     def __len__(self) -> int:
         return len(self._tasks)
-
-    @property
-    def busy_s(self) -> float:
-        """Seconds for which there has been at least one request; zero without any."""
-        return (self._clock.now_us() - self._busy_since_us) / 1e6 if self._tasks else 0.0
 
     @contextmanager
     def entered(self, request_id: str) -> Iterator[None]:
@@ -52,7 +44,6 @@ class LiveRequests:
                 code=REQUEST_ID_IN_USE,
             )
         if not self._tasks:
-            self._busy_since_us = self._clock.now_us()
             self.idle.clear()
         self._tasks[request_id] = asyncio.current_task()
         self._gauge.inc()

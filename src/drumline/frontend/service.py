@@ -73,7 +73,7 @@ class Service:
         self.encoder = PromptEncoder(tokenizer)
         self.registry = registry or CollectorRegistry()
         self.metrics = RequestMetrics(self.registry, self.model)
-        self.live = LiveRequests(self.clock, self.metrics.in_flight)
+        self.live = LiveRequests(self.metrics.in_flight)
         ProcessCollector(registry=self.registry)
         LoadCollector(self.registry, self.model, lambda: engine.loads)
 

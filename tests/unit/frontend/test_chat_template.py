@@ -58,12 +58,20 @@ def test_the_date_is_the_clocks():
         ("{{ ''.__class__.__mro__ }}", "unsafe"),
         ("{{ messages.append(1) }}", "unsafe"),
         ("{{ messages[0].update({'a': 1}) }}", "unsafe"),
+        ("{{ 1 // 0 }}", "zero"),
+        ("{{ range(10 ** 9) }}", "too big"),
     ],
 )
 def test_what_a_template_refuses_is_the_clients_error(source, reason):
     with pytest.raises(RequestError, match=reason) as refused:
         template(source).render(HELLO)
     assert (refused.value.status, refused.value.param) == (400, "messages")
+
+
+def test_a_clients_variables_reach_the_template_but_take_no_name_of_its_own():
+    source = "{{ self_ }}{{ tone }}{{ bos_token }}{{ messages[0].content }}{{ tools }}"
+    variables = {"self": 1, "self_": 2, "tone": "dry", "bos_token": "x", "tools": 3, "messages": []}
+    assert template(source).render(HELLO, variables=variables) == "2dry<s>Hi <b>&üNone"
 
 
 def test_what_is_no_template_is_refused_at_once():

@@ -51,6 +51,8 @@ BAD_CHATS = [
     ({"max_tokens": 10**400}, "max_tokens", "integer_above_max_value"),
     ({"n": 10**400}, "n", "integer_above_max_value"),
     ({"stop_token_ids": [10**30]}, "stop_token_ids", "invalid_token_id"),
+    ({"logit_bias": {"9" * 5000: 1}}, "logit_bias", "invalid_token_id"),
+    ({"logit_bias": {"1" * 19: 1}}, "logit_bias", "invalid_token_id"),
     ({"max_tokens": 2048}, "max_tokens", "context_length_exceeded"),
     ({"max_completion_tokens": 2048}, "max_completion_tokens", "context_length_exceeded"),
     ({"max_tokens": 4, "min_tokens": 5}, "min_tokens", "integer_above_max_value"),

@@ -39,6 +39,19 @@ async def test_health_tells_a_stall_from_idleness(embedded):
 
 
 @run
+async def test_a_client_that_sends_its_body_slowly_is_no_stall(embedded):
+    async with served(embedded, timings=Timings(stall_s=0.1)) as it:
+        port = int(it.url.rsplit(":", 1)[1])
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{")
+        await until(lambda: len(it.service.live))
+        await asyncio.sleep(0.3)
+        health = await it.http.get("/health")
+        assert (health.status_code, health.json()["in_flight"]) == (200, 1)
+        writer.close()
+
+
+@run
 async def test_health_answers_while_a_long_prompt_is_tokenized(embedded):
     async with served(embedded, registers={"max_model_len": 1_000_000}) as it:
         loop = asyncio.get_running_loop()

@@ -44,7 +44,6 @@ _ROLES = {
     "assistant": "assistant",
     "tool": "tool",
 }
-_TEMPLATE_OWN = ("messages", "tools", "add_generation_prompt", "bos_token", "eos_token")
 
 
 class ChatCall:
@@ -71,11 +70,10 @@ class ChatCall:
                 param="messages",
                 code="no_chat_template",
             )
-        variables = request.chat_template_kwargs or {}
         prompt = service.template.render(
             messages,
             add_generation_prompt=request.add_generation_prompt is not False,
-            **{name: value for name, value in variables.items() if name not in _TEMPLATE_OWN},
+            variables=request.chat_template_kwargs or {},
         )
         ids = await encoded(service, prompt, add_special=False, param="messages")
         newer = request.max_completion_tokens is not None

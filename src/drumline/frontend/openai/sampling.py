@@ -13,6 +13,8 @@ MAX_LOGPROBS = 20
 _SEEDS = 1 << 63
 _OPEN_ZERO = 1e-9
 _MOST_TOKENS = (1 << 31) - 1
+_LONGEST_ID = 20
+"""Digits; int() refuses thousands of them, and no vocabulary needs more than these."""
 
 
 def sampling_params(fields: SamplingFields, limits: Limits) -> SamplingParams:
@@ -133,8 +135,8 @@ def _logit_bias(bias: dict[str, float] | None, limits: Limits) -> dict[str, floa
     if not bias:
         return None
     for key, value in bias.items():
-        name = f"logit_bias.{key}"
-        if not key.isascii() or not key.isdecimal():
+        name = f"logit_bias.{key[: 2 * _LONGEST_ID]}"
+        if not (key.isascii() and key.isdecimal() and len(key) <= _LONGEST_ID):
             raise RequestError(
                 400, f"{name}: the key is no token id", param="logit_bias", code="invalid_token_id"
             )

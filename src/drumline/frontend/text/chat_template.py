@@ -21,6 +21,8 @@ import jinja2.sandbox
 from drumline.core.clock import SystemClock
 from drumline.core.errors import ConfigError, RequestError
 
+_NO_VARIABLES: Mapping[str, Any] = {}
+
 
 class _Generation(jinja2.ext.Extension):
     """`{% generation %}…{% endgeneration %}`: the text inside, unchanged."""
@@ -68,23 +70,24 @@ class ChatTemplate:
         messages: Sequence[Mapping[str, Any]],
         *,
         add_generation_prompt: bool = True,
-        **variables: Any,
+        variables: Mapping[str, Any] = _NO_VARIABLES,
     ) -> str:
-        """Return the prompt of the conversation.
+        """Return the prompt of the conversation; `variables` are what its client adds.
 
         Raises RequestError 400 where the template refuses it or cannot cope with it.
         """
         try:
             return self._template.render(
                 {
+                    **variables,
                     **self._tokens,
                     "tools": None,
-                    **variables,
                     "messages": messages,
                     "add_generation_prompt": add_generation_prompt,
                 }
             )
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
+        # A template computes with what a client wrote, so it can fail as any program can.
+        except Exception as error:
             raise RequestError(
                 400,
                 f"the model's chat template refuses these messages: {error}",
