@@ -1,8 +1,9 @@
 """Which engine of a group takes the next request."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, assert_never
 
+from drumline.core.config import LoadBalance
 from drumline.core.errors import RequestError
 
 
@@ -37,6 +38,17 @@ class LeastInFlight:
         return min(
             ((start + step) % size for step in range(size)), key=lambda index: in_flight[index]
         )
+
+
+def policy_of(method: LoadBalance) -> Policy:
+    """Return a fresh policy that balances as the operator chose."""
+    match method:
+        case LoadBalance.ROUND_ROBIN:
+            return RoundRobin()
+        case LoadBalance.SHORTEST_QUEUE:
+            return LeastInFlight()
+        case _:
+            assert_never(method)
 
 
 def pinned(rank: int | None, engines: int) -> int | None:

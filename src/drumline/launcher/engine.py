@@ -10,6 +10,7 @@ import logging
 from msgspec.structs import replace
 
 from drumline.client.engine_client import EngineClient
+from drumline.client.routing import policy_of
 from drumline.core.config import Config, LogLevel
 from drumline.core.errors import DrumlineError, PeerError
 from drumline.core.model_files import ModelFiles, find_model
@@ -38,7 +39,9 @@ class Engine:
         self.files: ModelFiles = find_model(config.model.model)
         self.config: Config = _settled(config, self.files, quiet=quiet)
         parallel = self.config.parallel
-        self.client = EngineClient(parallel.data_parallel_size)
+        self.client = EngineClient(
+            parallel.data_parallel_size, policy=policy_of(parallel.load_balance_method)
+        )
         self.ranks = Ranks(on_step=on_step)
 
     async def service(self) -> Service:

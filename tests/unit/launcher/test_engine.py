@@ -1,0 +1,29 @@
+"""An engine before it starts: what the operator's choices become."""
+
+import asyncio
+
+import pytest
+
+from drumline.client.routing import LeastInFlight, RoundRobin
+from drumline.core.config import Config, LoadBalance, ModelConfig, ParallelConfig
+from drumline.launcher.engine import Engine
+
+
+@pytest.mark.parametrize(
+    ("method", "policy"),
+    [(LoadBalance.ROUND_ROBIN, RoundRobin), (LoadBalance.SHORTEST_QUEUE, LeastInFlight)],
+)
+def test_requests_are_spread_as_the_operator_chose(tmp_path, method, policy):
+    (tmp_path / "config.json").write_text("{}")
+    config = Config(
+        model=ModelConfig(model=str(tmp_path)),
+        parallel=ParallelConfig(data_parallel_size=2, load_balance_method=method),
+    )
+
+    async def chosen():
+        engine = Engine(config, quiet=True)
+        policy = engine.client._policy
+        await engine.client.close()
+        return policy
+
+    assert type(asyncio.run(chosen())) is policy
