@@ -163,10 +163,9 @@ class Generation:
         if grown:
             if before == 0:
                 self._metrics.first_token((now - answer.began_us) / 1e6)
+                answer.first_token_us = now
             else:
                 self._metrics.tokens(grown, (now - answer.last_token_us) / 1e6)
-            if before == 0:
-                answer.first_token_us = now
             answer.last_token_us = now
         if piece.finish_reason is not None:
             self._record(answer, piece.finish_reason)
@@ -205,7 +204,6 @@ class _Answer:
         "index",
         "last_token_us",
         "token_ids",
-        "tokens",
     )
 
     def __init__(self, index: int, asked: Asked, tokenizer: Tokenizer, began_us: int) -> None:
@@ -214,7 +212,6 @@ class _Answer:
         self.began_us = began_us
         self.first_token_us = began_us
         self.last_token_us = began_us
-        self.tokens = 0
         self.token_ids: list[int] = []
         self.cached_tokens = 0
         self.ended = False
@@ -226,6 +223,11 @@ class _Answer:
         eos = () if sampling.ignore_eos else tokenizer.facts.eos_ids
         self._ends = self._stop_ids.union(eos)
         self._unstopped = sampling.min_new_tokens
+
+    @property
+    def tokens(self) -> int:
+        """How many it has so far, those of text that is held back included."""
+        return len(self.token_ids)
 
     def add(self, delta: Delta) -> Piece:
         """Return what `delta` adds. Raises RequestError where the engine gave the answer up."""
@@ -246,7 +248,7 @@ class _Answer:
                 return self._finished(text, taken, delta, "stop", self._stops.matched)
             taken = len(ids)
         if not reason:
-            self._take(ids, taken)
+            self.token_ids += ids[:taken]
             return Piece(self.index, text, self._logprobs_of(delta, taken))
         rest = self._detokenizer.finish()
         if self._stops is not None:
@@ -275,14 +277,10 @@ class _Answer:
         self, text: str, taken: int, delta: Delta, reason: str, stop_reason: str | int | None
     ) -> Piece:
         self.ended = True
-        self._take(delta.token_ids, taken)
+        self.token_ids += delta.token_ids[:taken]
         if self._keeps_stop and isinstance(stop_reason, str) and reason == "stop":
             text += stop_reason
         return Piece(self.index, text, self._logprobs_of(delta, taken), reason, stop_reason)
-
-    def _take(self, ids: Sequence[int], taken: int) -> None:
-        self.tokens += taken
-        self.token_ids += ids[:taken]
 
     def _logprobs_of(self, delta: Delta, taken: int) -> tuple[TokenLogprob, ...]:
         if not self._logprobs or len(delta.logprobs) != len(delta.token_ids):

@@ -6,6 +6,7 @@ the connections are closed.
 """
 
 import asyncio
+import contextlib
 import logging
 import socket
 from collections.abc import Callable
@@ -99,7 +100,8 @@ async def _drain(service: Service, timeout_s: float) -> None:
     if live:
         log.warning("%d requests did not finish in time and are broken off", len(live))
         live.break_off()
-        await asyncio.wait((asyncio.ensure_future(live.idle.wait()),), timeout=_LAST_WORDS_S)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(live.idle.wait(), _LAST_WORDS_S)
 
 
 class _Server:
