@@ -8,11 +8,10 @@ from drumline.core.config import (
     CacheConfig,
     Config,
     ModelConfig,
+    Positive,
     ProcessConfig,
     ScheduleConfig,
 )
-
-Positive = Annotated[int, Meta(ge=1)]
 
 
 class SamplingOptions(Struct, frozen=True, kw_only=True):
@@ -47,12 +46,6 @@ class EngineOptions(Struct, frozen=True, kw_only=True):
     cache: CacheConfig = CacheConfig()
     schedule: ScheduleConfig = ScheduleConfig()
     process: ProcessConfig = ProcessConfig()
-
-    @property
-    def config(self) -> Config:
-        return Config(
-            model=self.model, cache=self.cache, schedule=self.schedule, process=self.process
-        )
 
 
 class OutputOptions(Struct, frozen=True, kw_only=True):

@@ -3,7 +3,11 @@
 Ranks are numbered replica by replica; within a replica, by their tensor-parallel place.
 """
 
+from typing import Self
+
 from msgspec import Struct
+
+from drumline.core.config import ParallelConfig
 
 
 class Layout(Struct, frozen=True):
@@ -11,6 +15,11 @@ class Layout(Struct, frozen=True):
 
     tensor: int = 1
     data: int = 1
+
+    @classmethod
+    def of(cls, parallel: ParallelConfig) -> Self:
+        """Return the layout that an operator chose."""
+        return cls(parallel.tensor_parallel_size, parallel.data_parallel_size)
 
     @property
     def size(self) -> int:

@@ -119,7 +119,7 @@ class Ranks:
         Raises ConfigError when the address where they would meet cannot be used.
         """
         parallel = config.parallel
-        layout = Layout(parallel.tensor_parallel_size, parallel.data_parallel_size)
+        layout = Layout.of(parallel)
         with contextlib.ExitStack() as closing:
             listener = None
             if layout.size > 1:

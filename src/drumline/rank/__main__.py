@@ -28,8 +28,7 @@ def main() -> int:
     except ConfigError as error:
         sys.stderr.write(f"drumline.rank: {error}\n")
         return EXIT_OPERATOR
-    parallel = settings.config.parallel
-    layout = Layout(parallel.tensor_parallel_size, parallel.data_parallel_size)
+    layout = Layout.of(settings.config.parallel)
     setproctitle.setproctitle(f"drumline::{layout.name(settings.rank)}")
     die_with(settings.launcher_pid)
     stop = threading.Event()

@@ -121,7 +121,7 @@ def gathered(settings: RankSettings) -> Company:
     address that is of no use.
     """
     parallel = settings.config.parallel
-    layout = Layout(parallel.tensor_parallel_size, parallel.data_parallel_size)
+    layout = Layout.of(parallel)
     place = settings.meeting
     if place is None:
         return Company(layout, settings.rank, None)

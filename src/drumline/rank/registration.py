@@ -5,12 +5,7 @@ from typing import Literal, cast
 from drumline.contract.specs import DeviceSpecs
 from drumline.core.config import Config
 from drumline.core.version import VERSION
-from drumline.wire.handshake import Registration
-from drumline.wire.output import BatchTokenIDOutSlim, ControlReplySlim
-from drumline.wire.request import TokenizedGenerateReqInput
-from drumline.wire.sampling import SamplingParams
-
-_POSITIONAL = (BatchTokenIDOutSlim, ControlReplySlim, TokenizedGenerateReqInput, SamplingParams)
+from drumline.wire.handshake import Registration, declared_layouts
 
 
 def registration_of(
@@ -36,5 +31,5 @@ def registration_of(
         instance_id=specs.model.name,
         kv_cache_size_tokens=max_request_tokens,
         request_types=["add", "abort", "control"],
-        positional_layouts={kind.__name__: list(kind.__struct_fields__) for kind in _POSITIONAL},
+        positional_layouts=declared_layouts(),
     )

@@ -7,8 +7,7 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-TOP_K_OFF = 1 << 30
-"""The normalized `top_k` that keeps the whole vocabulary."""
+from drumline.contract.request import TOP_K_OFF
 
 _GREEDY_BELOW = 1e-6
 
@@ -72,13 +71,6 @@ def normalized(params: SamplingParams, stop_length: Callable[[str], int] = len) 
         stop_str_max_len=max(map(stop_length, stops), default=0),
         is_normalized=True,
     )
-
-
-def resolve_seed(params: SamplingParams, rid: str) -> SamplingParams:
-    """Return `params` with a seed: its own, or one that follows from the request's id."""
-    if params.seed is not None:
-        return params
-    return replace(params, seed=seed_of(rid))
 
 
 def seed_of(rid: str) -> int:

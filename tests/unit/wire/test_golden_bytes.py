@@ -2,6 +2,7 @@
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from drumline.wire.codec import converted, decoder, encode
 from drumline.wire.control import (
@@ -25,7 +26,7 @@ from drumline.wire.multimodal import (
 )
 from drumline.wire.output import BatchTokenIDOutSlim, LoadSnapshot
 from drumline.wire.request import TokenizedGenerateReqInput
-from drumline.wire.sampling import SamplingParams, normalized, resolve_seed
+from drumline.wire.sampling import SamplingParams, normalized, seed_of
 
 F0, F1 = "cb0000000000000000", "cb3ff0000000000000"
 
@@ -53,7 +54,7 @@ def generate_request():
     return TokenizedGenerateReqInput(
         rid="r1",
         input_ids=[1, 2, 3],
-        sampling_params=resolve_seed(normalized(params), "r1"),
+        sampling_params=replace(normalized(params), seed=seed_of("r1")),
     )
 
 
