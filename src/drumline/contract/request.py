@@ -1,7 +1,5 @@
 """A request on its way through a rank: as it arrived, and as the data plane learns it."""
 
-from typing import Any
-
 from msgspec import Struct
 
 from drumline.contract.arrays import NO_INTS, IntArray
@@ -46,7 +44,6 @@ class GenerateRequest(Struct, frozen=True, kw_only=True, eq=False):
     return_logprob: bool = False
     top_logprobs: int = 0
     page_digests: bytes = b""
-    custom_params: dict[str, Any] = {}
     invalid: str | None = None
     """Why the link could not make sense of it; such a request is only answered."""
 

@@ -18,7 +18,7 @@ from drumline.contract.specs import CacheGroup, DeviceSpecs, ModelFacts
 from drumline.core.clock import SystemClock
 from drumline.core.config import CacheConfig, Config, Dtype, parse_bytes
 from drumline.core.errors import ConfigError
-from drumline.core.model_files import ModelFiles, find_model
+from drumline.core.model_files import find_model
 from drumline.device.attention import TorchAttention
 from drumline.device.executor import Executor
 from drumline.device.forward_thread import ForwardThread
@@ -51,9 +51,7 @@ _WORKSPACE_BYTES = 256 * _MIB
 class StartUp(Struct, frozen=True):
     """What is of use only while the rank starts."""
 
-    files: ModelFiles
     load_ms: int
-    weight_bytes: int
     pool_bytes: int
 
 
@@ -157,7 +155,7 @@ def _build(config: Config, group: TensorGroup) -> DeviceBuild:
         max_retracted_requests=sizes.max_retracted,
     )
     handle = DeviceHandle(executor, pool, table, sampler, cache)
-    return DeviceBuild(specs, handle, StartUp(files, load_ms, weight_bytes, pages * page_bytes))
+    return DeviceBuild(specs, handle, StartUp(load_ms, pages * page_bytes))
 
 
 @contextmanager

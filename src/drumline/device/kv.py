@@ -94,10 +94,6 @@ class BlockTable:
         """Set `table[rows[i], columns[i]] = blocks[i]`."""
         self._table[rows, columns] = blocks
 
-    def blocks(self, row: int, count: int) -> IntArray:
-        """Return the first `count` blocks of a row."""
-        return self._table[row, :count]
-
     def gather(self, rows: IntArray, count: int) -> IntArray:
         """Return the first `count` blocks of each of `rows`, `[len(rows), count]`."""
         return self._table[rows, :count]

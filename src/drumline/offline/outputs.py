@@ -10,9 +10,9 @@ class CompletionOutput(Struct, kw_only=True):
     text: str = ""
     token_ids: list[int] = []
     finish_reason: str | None = None
-    """`stop` or `length`; None while it runs."""
+    """`stop`, `length` or `abort`; None while it runs."""
     stop_reason: str | int | None = None
-    """The stop string that ended it."""
+    """The stop string or token id that ended it, or why the engine gave it up."""
 
 
 class RequestOutput(Struct, kw_only=True):

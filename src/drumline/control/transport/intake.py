@@ -100,7 +100,6 @@ def _translated(rid: str, request: TokenizedGenerateReqInput, granularity: int) 
         return_logprob=return_logprob,
         top_logprobs=_clipped(request.top_logprobs_num) or 0 if return_logprob else 0,
         page_digests=page_digests(ids, granularity),
-        custom_params=params.custom_params or {},
     )
 
 

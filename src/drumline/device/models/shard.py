@@ -24,10 +24,6 @@ class Shard(Struct, frozen=True):
     vocab: Span
 
     @property
-    def whole(self) -> bool:
-        return self.size == 1
-
-    @property
     def widest_vocab(self) -> int:
         """Entries of the largest part of the vocabulary: all but the last have as many."""
         return -(-self.vocab.whole // self.size)

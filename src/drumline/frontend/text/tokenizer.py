@@ -96,8 +96,3 @@ class Tokenizer:
             found = b"" if text is None else piece_bytes(text, self.facts.alphabet)
             self._pieces[token_id] = found
         return found
-
-    def id_of(self, piece: str) -> int | None:
-        """Return the id of a piece as the vocabulary spells it."""
-        found: int | None = self._pipeline.token_to_id(piece)
-        return found
