@@ -167,9 +167,16 @@ def test_data_parallel_ranks_serve_and_end_together_with_0():
         body = {"prompt": "One two three", "max_tokens": 4, "temperature": 0}
         for rank in (0, 1):
             reply = httpx.post(
-                f"{server.url}/v1/completions", json=body | {"seed": rank}, timeout=60
+                f"{server.url}/v1/completions",
+                json=body | {"data_parallel_rank": rank},
+                timeout=60,
             )
             assert reply.json()["usage"]["completion_tokens"] == 4
+        reply = httpx.post(
+            f"{server.url}/v1/completions", json=body | {"data_parallel_rank": 2}, timeout=60
+        )
+        assert reply.status_code == 400
+        assert "data_parallel_rank" in reply.json()["error"]["message"]
         server.signal()
         assert server.wait() == 0, server.said
         assert gone_within(ranks, 2)

@@ -19,7 +19,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from drumline.client.calls import Calls
 from drumline.client.reports import Reports
-from drumline.client.routing import Policy, RoundRobin, pinned
+from drumline.client.routing import Policy, RoundRobin, Situation, pinned, roomed
 from drumline.client.stream import Delta, Stream
 from drumline.contract.outputs import Load
 from drumline.contract.ports import Clock
@@ -72,6 +72,8 @@ class EngineClient:
         self._streams: dict[str, Stream] = {}
         self._in_flight = [0] * engines
         self._busy_since_us = 0
+        self._unreported = [0] * engines
+        """Requests sent since an engine's last report."""
         self._registrations: dict[int, Registration] = {}
         self._fds: dict[int, int] = {}
         self._init = b""
@@ -175,16 +177,32 @@ class EngineClient:
             raise RequestError(400, f"a request has one id, not {rid!r}", param="rid")
         if rid in self._streams:
             raise RequestError(409, f"a request with the id {rid!r} is in flight", param="rid")
-        engine = pinned(request.data_parallel_rank, self._engines)
-        if engine is None:
-            engine = self._policy.choose(self._in_flight)
+        engine = self._engine_for(request)
         self._send(engine, add_frames(request))
         if not self._streams:
             self._busy_since_us = self._clock.now_us()
         stream = Stream(rid, engine, self._abort)
         self._streams[rid] = stream
         self._in_flight[engine] += 1
+        self._unreported[engine] += 1
         return stream
+
+    def _engine_for(self, request: TokenizedGenerateReqInput) -> int:
+        pin = pinned(request.data_parallel_rank, self._engines)
+        room = roomed(request.bootstrap_room, self._engines)
+        if room is not None:
+            if pin not in {None, room}:
+                log.info("%s goes to engine %d by its room, not to %d", request.rid, room, pin)
+            return room
+        if pin is not None:
+            return pin
+        if self._engines == 1:
+            return 0
+        return self._policy.choose(
+            Situation(
+                self._in_flight, self._unreported, self._reports.loads, request.input_ids or ()
+            )
+        )
 
     @property
     def in_flight(self) -> int:
@@ -337,6 +355,7 @@ class EngineClient:
             kv_total_pages=output.kv_total_pages,
         )
         self._reports.heard(engine, load, bool(output.rids))
+        self._unreported[engine] = 0
         self._cut(output)
 
     def _cut(self, batch: BatchTokenIDOutSlim) -> None:

@@ -13,9 +13,10 @@ import zlib
 from collections.abc import Callable, Sequence
 from typing import cast
 
+import msgspec
 from msgspec import Struct
 
-from drumline.contract.arrays import IntArray
+from drumline.contract.arrays import IntArray, encode_array
 from drumline.contract.cache import CacheOp, Restore
 from drumline.contract.messages import Message, decode_messages, encode_messages
 from drumline.contract.plan import Plan
@@ -25,6 +26,8 @@ from drumline.core.errors import InvariantError
 
 # Arrays are read in place; the types of Python 3.11 do not know that they are buffers.
 crc32 = cast("Callable[[IntArray | bytes, int], int]", zlib.crc32)
+
+_encode_op = msgspec.msgpack.Encoder(enc_hook=encode_array).encode
 
 _HEAD = struct.Struct("<QIIIIIIQ?")
 """A digest's fields, clock in µs, stop request; messages follow."""
@@ -41,7 +44,7 @@ class Digest(Struct, frozen=True):
     lengths: int = 0
     """How far each row is, and the prompt tokens it feeds."""
     blocks: int = 0
-    """Table patches, zeroes and copies."""
+    """Table patches, zeroes, copies and cache operations."""
     requests: int = 0
     """Rows given to requests, and requests that the plan ended."""
     results: int = 0
@@ -139,6 +142,8 @@ class Relay:
             digest = _crc(digest, copies.sources, copies.targets)
         for op in plan.cache_ops:
             digest = _of_op(digest, op)
+        for op in plan.cache_ops:
+            digest = crc32(_encode_op(op), digest)
         self._blocks = digest
         digest = 0
         for bound in plan.bound:

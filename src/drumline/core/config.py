@@ -238,6 +238,8 @@ class LoadBalance(StrEnum):
 
     ROUND_ROBIN = "round_robin"
     SHORTEST_QUEUE = "shortest_queue"
+    MINIMUM_CACHE_USAGE = "minimum_cache_usage"
+    PREFIX_AWARE = "prefix_aware"
 
 
 class ParallelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -41,6 +41,8 @@ class Asked(Struct, frozen=True, kw_only=True):
     """Whether the stop string that matched is part of the answer."""
     logprobs: int | None = None
     """How many of the likeliest tokens to report at each place; None for none at all."""
+    data_parallel_rank: int | None = None
+    """The engine that is to answer, whatever the others have to do."""
 
 
 class TokenLogprob(Struct, frozen=True):
@@ -148,6 +150,7 @@ class Generation:
             top_logprobs_num=asked.logprobs or 0,
             stream=True,
             created_time=self._clock.wall_s(),
+            data_parallel_rank=asked.data_parallel_rank,
         )
 
     def _heard(self, index: int, delta: Delta) -> Piece:

@@ -40,7 +40,8 @@ class Engine:
         self.config: Config = _settled(config, self.files, quiet=quiet)
         parallel = self.config.parallel
         self.client = EngineClient(
-            parallel.data_parallel_size, policy=policy_of(parallel.load_balance_method)
+            parallel.data_parallel_size,
+            policy=policy_of(parallel.load_balance_method, self.config.cache.prefix_granularity),
         )
         self.ranks = Ranks(on_step=on_step)
 

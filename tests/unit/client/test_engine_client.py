@@ -9,8 +9,7 @@ import zmq
 from tests.fakes.engine import FakeEngine, registration
 
 from drumline.client.engine_client import EngineClient
-from drumline.client.routing import LeastInFlight, RoundRobin, pinned, policy_of
-from drumline.core.config import LoadBalance
+from drumline.client.routing import pinned
 from drumline.core.errors import ConfigError, PeerError, RequestError
 from drumline.wire.codec import encode
 from drumline.wire.output import BatchTokenIDOutSlim
@@ -208,20 +207,6 @@ def test_a_pin_to_no_engine_is_refused(rank):
 
 def test_a_lone_engine_ignores_pins():
     assert pinned(7, 1) is None
-
-
-def test_the_least_busy_engine_is_chosen_and_equals_take_turns():
-    policy = LeastInFlight()
-    assert [policy.choose([0, 0, 0]) for _ in range(4)] == [0, 1, 2, 0]
-    assert policy.choose([2, 1, 3]) == 1
-
-
-@pytest.mark.parametrize(
-    ("method", "policy"),
-    [(LoadBalance.ROUND_ROBIN, RoundRobin), (LoadBalance.SHORTEST_QUEUE, LeastInFlight)],
-)
-def test_the_operator_chooses_how_requests_are_spread(method, policy):
-    assert type(policy_of(method)) is policy
 
 
 @run

@@ -4,14 +4,19 @@ import asyncio
 
 import pytest
 
-from drumline.client.routing import LeastInFlight, RoundRobin
+from drumline.client.routing import LeastCache, PrefixAware, RoundRobin, ShortestQueue
 from drumline.core.config import Config, LoadBalance, ModelConfig, ParallelConfig
 from drumline.launcher.engine import Engine
 
 
 @pytest.mark.parametrize(
     ("method", "policy"),
-    [(LoadBalance.ROUND_ROBIN, RoundRobin), (LoadBalance.SHORTEST_QUEUE, LeastInFlight)],
+    [
+        (LoadBalance.ROUND_ROBIN, RoundRobin),
+        (LoadBalance.SHORTEST_QUEUE, ShortestQueue),
+        (LoadBalance.MINIMUM_CACHE_USAGE, LeastCache),
+        (LoadBalance.PREFIX_AWARE, PrefixAware),
+    ],
 )
 def test_requests_are_spread_as_the_operator_chose(tmp_path, method, policy):
     (tmp_path / "config.json").write_text("{}")

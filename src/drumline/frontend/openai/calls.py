@@ -127,6 +127,7 @@ def asked_of(
         stops=stop_strings(fields),
         keeps_stop=bool(fields.include_stop_str_in_output),
         logprobs=logprobs,
+        data_parallel_rank=fields.data_parallel_rank,
     )
 
 

@@ -43,6 +43,7 @@ class SamplingFields(Struct, kw_only=True):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     response_format: dict[str, Any] | None = None
+    data_parallel_rank: int | None = None
 
 
 class ContentPart(Struct):
