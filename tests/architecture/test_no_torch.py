@@ -14,7 +14,7 @@ print(*sorted({"torch", "transformers"} & sys.modules.keys()))
 """
 
 
-@pytest.mark.parametrize("room", ["frontend", "client", "control", "launcher", "cli"])
+@pytest.mark.parametrize("room", ["frontend", "client", "control", "launcher", "offline", "cli"])
 def test_importing_all_of_a_room_loads_no_torch(room):
     done = subprocess.run(
         [sys.executable, "-c", IMPORT_ALL, room], capture_output=True, text=True, check=False
