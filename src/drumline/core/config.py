@@ -17,9 +17,14 @@ from msgspec import Meta, Struct
 from drumline.core.errors import ConfigError
 
 Port = Annotated[int, Meta(ge=0, le=65535)]
-Positive = Annotated[int, Meta(ge=1)]
-NotNegative = Annotated[int, Meta(ge=0)]
-Gigabytes = Annotated[float, Meta(ge=0)]
+# Counts fit the arrays they are computed with, and seconds a message: JSON has no infinity.
+Positive = Annotated[int, Meta(ge=1, le=(1 << 31) - 1)]
+NotNegative = Annotated[int, Meta(ge=0, le=(1 << 31) - 1)]
+Rows = Annotated[int, Meta(ge=1, le=65536)]
+ContextTokens = Annotated[int, Meta(ge=2, le=(1 << 31) - 1)]
+Seconds = Annotated[float, Meta(ge=0, le=1e9)]
+ModelName = Annotated[str, Meta(min_length=1)]
+Gigabytes = Annotated[float, Meta(ge=0, le=1e9)]
 Share = Annotated[float, Meta(gt=0.0, le=1.0)]
 
 
@@ -64,7 +69,7 @@ class ModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         ),
     ] = None
     served_model_name: Annotated[
-        tuple[str, ...],
+        tuple[ModelName, ...],
         Meta(description="names clients may use; the first is the one reported"),
     ] = ()
     dtype: Annotated[
@@ -75,7 +80,7 @@ class ModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         ),
     ] = Dtype.AUTO
     max_model_len: Annotated[
-        Positive | None,
+        ContextTokens | None,
         Meta(
             description="longest prompt plus answer, in tokens; the model's own by default",
             extra=_flags("--context-length"),
@@ -155,6 +160,7 @@ class CacheConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         float,
         Meta(
             gt=0,
+            le=1e6,
             description="host cache as a multiple of the KV pool, where --kvstore-size is not set",
             extra=_flags("--hicache-ratio"),
         ),
@@ -194,7 +200,7 @@ class ScheduleConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """What a round may hold."""
 
     max_num_seqs: Annotated[
-        Positive,
+        Rows,
         Meta(
             description="requests that run at the same time",
             extra=_flags("--max-running-requests"),
@@ -275,9 +281,8 @@ class ParallelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         ),
     ] = None
     peer_timeout: Annotated[
-        float,
+        Seconds,
         Meta(
-            ge=0,
             description="seconds of silence after which another rank is given up and the engine "
             "ends; 0 only reports it and waits",
         ),
@@ -316,9 +321,8 @@ class ProcessConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """How the engine's processes start, stop and speak."""
 
     drain_timeout: Annotated[
-        float,
+        Seconds,
         Meta(
-            ge=0,
             description="seconds that running requests get to finish on shutdown",
             extra=_flags("--shutdown-timeout"),
         ),
@@ -327,6 +331,7 @@ class ProcessConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         float,
         Meta(
             gt=0,
+            le=1e9,
             description="seconds until an engine that is not ready counts as failed",
             extra=_flags("--engine-startup-timeout"),
         ),
