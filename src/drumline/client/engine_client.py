@@ -18,9 +18,10 @@ import zmq.asyncio
 from zmq.utils.monitor import parse_monitor_message
 
 from drumline.client.calls import Calls
+from drumline.client.deltas import deltas
 from drumline.client.reports import Reports
 from drumline.client.routing import Policy, RoundRobin, Situation, pinned, roomed
-from drumline.client.stream import Delta, Stream
+from drumline.client.stream import Stream
 from drumline.contract.outputs import Load
 from drumline.contract.ports import Clock
 from drumline.core.clock import SystemClock
@@ -50,7 +51,6 @@ from drumline.wire.request import TokenizedGenerateReqInput
 log = logging.getLogger(__name__)
 
 _LINGER_MS = 500
-_FINISHED_REASONS = frozenset({"", "stop", "length", "abort"})
 
 
 class EngineClient:
@@ -359,28 +359,11 @@ class EngineClient:
         self._cut(output)
 
     def _cut(self, batch: BatchTokenIDOutSlim) -> None:
-        streams = self._streams
-        fill = _Extras(batch) if _Extras.any(batch) else None
-        rows = zip(
-            batch.rids,
-            batch.output_ids,
-            batch.finished_reasons,
-            batch.prompt_tokens,
-            batch.completion_tokens,
-            batch.cached_tokens,
-            strict=True,
-        )
-        for row, (rid, ids, reason, prompt, completion, cached) in enumerate(rows):
-            stream = streams.get(rid)
+        for rid, delta in deltas(batch):
+            stream = self._streams.get(rid)
             if stream is None:
                 continue  # aborted; what was on its way still arrives
-            if reason not in _FINISHED_REASONS:
-                log.warning("%s finished with %r, taken as stop", rid, reason)
-                reason = "stop"  # noqa: PLW2901
-            delta = Delta(ids, reason, prompt, completion, cached)
-            if fill is not None:
-                fill(delta, row)
-            if reason:
+            if delta.finished_reason:
                 self._forget(stream)
             stream.push(delta)
 
@@ -426,39 +409,6 @@ class EngineClient:
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("the link to the engine broke", exc_info=error)
             self._fail(f"the link to the engine broke: {error}")
-
-
-class _Extras:
-    """The columns of a batch that most requests do not ask for."""
-
-    __slots__ = ("_batch",)
-
-    def __init__(self, batch: BatchTokenIDOutSlim) -> None:
-        self._batch = batch
-
-    @staticmethod
-    def any(batch: BatchTokenIDOutSlim) -> bool:
-        """Whether some row of the batch has one of them."""
-        return bool(
-            batch.output_token_logprobs_val
-            or batch.finish_reason_details
-            or batch.input_token_logprobs_val
-        )
-
-    def __call__(self, delta: Delta, row: int) -> None:
-        """Fill in a row's."""
-        batch = self._batch
-        if batch.output_token_logprobs_val and batch.output_token_logprobs_idx:
-            delta.logprobs = batch.output_token_logprobs_val[row]
-            delta.logprob_ids = batch.output_token_logprobs_idx[row]
-        if batch.output_top_logprobs_val and batch.output_top_logprobs_idx:
-            delta.top_logprobs = batch.output_top_logprobs_val[row]
-            delta.top_logprob_ids = batch.output_top_logprobs_idx[row]
-        if batch.input_token_logprobs_val and batch.input_token_logprobs_idx:
-            delta.input_logprobs = batch.input_token_logprobs_val[row]
-            delta.input_logprob_ids = batch.input_token_logprobs_idx[row]
-        if batch.finish_reason_details:
-            delta.details = batch.finish_reason_details[row]
 
 
 def _beside(address: str, suffix: str) -> str:
