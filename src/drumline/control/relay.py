@@ -17,7 +17,6 @@ import msgspec
 from msgspec import Struct
 
 from drumline.contract.arrays import IntArray, encode_array
-from drumline.contract.cache import CacheOp, Restore
 from drumline.contract.messages import Message, decode_messages, encode_messages
 from drumline.contract.plan import Plan
 from drumline.contract.ports import Group
@@ -29,8 +28,11 @@ crc32 = cast("Callable[[IntArray | bytes, int], int]", zlib.crc32)
 
 _encode_op = msgspec.msgpack.Encoder(enc_hook=encode_array).encode
 
-_HEAD = struct.Struct("<QIIIIIIQ?")
-"""A digest's fields, clock in µs, stop request; messages follow."""
+_DIGEST = struct.Struct("<QIIIIII")
+_CLOCK = struct.Struct("<Q?")
+"""Clock in µs, stop request; stands behind the digest, and messages follow."""
+_BODY_AT = _DIGEST.size + _CLOCK.size
+_NO_MESSAGES = encode_messages(())
 
 
 class Digest(Struct, frozen=True):
@@ -51,9 +53,6 @@ class Digest(Struct, frozen=True):
     """The tokens that were committed."""
 
 
-_FIELDS = len(Digest.__struct_fields__)
-
-
 class Relayed(Struct, frozen=True):
     """What a round starts from, the same on every member."""
 
@@ -71,7 +70,7 @@ class Relay:
     def __init__(self, replica: Group, members: Sequence[int] = ()) -> None:
         self._replica = replica
         self._members = tuple(members) or tuple(range(replica.size))
-        self._last = Digest()
+        self._last = _DIGEST.pack(*(0,) * len(Digest.__struct_fields__))
         self._round = 0
         self._inputs = 0
         self._rows = 0
@@ -94,30 +93,24 @@ class Relay:
         Collective: every member of the replica, once a round. Raises InvariantError on
         every member alike if their previous rounds differ.
         """
-        last = self._last
-        self._round = last.round + 1
+        self._round += 1
         if self._replica.size == 1:
             return Relayed(stop, now_us, messages)
-        body = encode_messages(messages) if self.owner else b""
-        head = _HEAD.pack(
-            last.round,
-            last.inputs,
-            last.rows,
-            last.lengths,
-            last.blocks,
-            last.requests,
-            last.results,
-            now_us,
-            stop,
-        )
-        gathered = self._replica.all_gather(head + body)
-        heads = [_HEAD.unpack_from(payload) for payload in gathered]
-        if len({fields[:_FIELDS] for fields in heads}) > 1:
-            raise self._differs([fields[:_FIELDS] for fields in heads])
-        now_us, stop = heads[0][_FIELDS:]
-        body = gathered[0][_HEAD.size :]
+        last = self._last
+        body = b""
+        if self.owner:
+            body = encode_messages(messages) if messages else _NO_MESSAGES
+        gathered = self._replica.all_gather(last + _CLOCK.pack(now_us, stop) + body)
+        for payload in gathered:
+            if not payload.startswith(last):
+                raise self._differs(gathered)
+        first = gathered[0]
+        now_us, stop = _CLOCK.unpack_from(first, _DIGEST.size)
+        body = first[_BODY_AT:]
         self._inputs = crc32(body, now_us & 0xFFFFFFFF)
-        return Relayed(stop, now_us, messages if self.owner else decode_messages(body))
+        if not self.owner:
+            messages = () if body == _NO_MESSAGES else decode_messages(body)
+        return Relayed(stop, now_us, messages)
 
     def add_plan(self, plan: Plan) -> None:
         """Count a plan towards this round's digest."""
@@ -141,8 +134,6 @@ class Relay:
         for copies in plan.copies:
             digest = _crc(digest, copies.sources, copies.targets)
         for op in plan.cache_ops:
-            digest = _of_op(digest, op)
-        for op in plan.cache_ops:
             digest = crc32(_encode_op(op), digest)
         self._blocks = digest
         digest = 0
@@ -160,7 +151,7 @@ class Relay:
 
     def close(self) -> Digest:
         """End the round; the next exchange carries its digest."""
-        self._last = Digest(
+        digest = Digest(
             self._round,
             self._inputs,
             self._rows,
@@ -169,32 +160,38 @@ class Relay:
             self._requests,
             self._results,
         )
+        if self._replica.size > 1:
+            self._last = _DIGEST.pack(
+                self._round,
+                self._inputs,
+                self._rows,
+                self._lengths,
+                self._blocks,
+                self._requests,
+                self._results,
+            )
         self._inputs = self._rows = self._lengths = self._results = 0
-        return self._last
+        return digest
 
-    def _differs(self, digests: list[tuple[int, ...]]) -> InvariantError:
+    def _differs(self, gathered: Sequence[bytes]) -> InvariantError:
         """Return the error that names the first member and field that differ from the first's.
 
         A member can only differ in its previous round: it would have stopped before.
         """
+        digests = [_DIGEST.unpack_from(payload) for payload in gathered]
         first = digests[0]
         member = next(i for i, digest in enumerate(digests) if digest != first)
         theirs = digests[member]
-        at = next(i for i in range(_FIELDS) if theirs[i] != first[i])
-        field = Digest.__struct_fields__[at]
+        field, ours, other = next(
+            (name, mine, yours)
+            for name, mine, yours in zip(Digest.__struct_fields__, first, theirs, strict=True)
+            if mine != yours
+        )
         return InvariantError(
             f"the replica's ranks ran different rounds: in round {first[0]}, rank "
-            f"{self._members[member]} has {field} {theirs[at]:#x} where rank {self._members[0]} "
-            f"has {first[at]:#x}"
+            f"{self._members[member]} has {field} {other:#x} where rank {self._members[0]} "
+            f"has {ours:#x}"
         )
-
-
-def _of_op(digest: int, op: CacheOp) -> int:
-    digest ^= op.op_id & 0xFFFFFFFF
-    moves = (*op.from_host, *op.from_snapshot) if isinstance(op, Restore) else op.moves
-    for move in moves:
-        digest = _crc(digest, move.sources, move.targets)
-    return digest
 
 
 def _crc(digest: int, *arrays: IntArray) -> int:
