@@ -2,7 +2,8 @@
 
 Each argument is a step: `step:NAME`, `ready`, `fail:CODE:SETTING:REASON`, `exit:CODE`,
 `kill`, `silent` (close the pipe), `deaf` (ignore SIGTERM), `sleep:S`, `serve`,
-and `ready-if:RANK`, `serve-if:RANK`.
+and `step-if:RANK`, `ready-if:RANK`, `serve-if:RANK`, `kill-if:RANK`, `peer-gone` (fail
+because another rank ended), and `meeting` (report later where the ranks meet).
 """
 
 import os
@@ -24,13 +25,27 @@ def report(message):
     os.write(settings.report_fd, encode_report(message))
 
 
+def summary():
+    return met or f"rank {settings.rank} of {settings.handshake}"
+
+
+met = ""
 for word in sys.argv[1:]:
     verb, _, rest = word.partition(":")
     match verb:
         case "step":
             report(Step(rest))
         case "ready":
-            report(Ready(f"rank {settings.rank} of {settings.handshake}"))
+            report(Ready(summary()))
+        case "meeting":
+            place = settings.meeting
+            met = f"{place.address} {place.token} {'listens' if place.listener_fd else 'dials'}"
+        case "step-if" if settings.rank == int(rest):
+            report(Step("further"))
+        case "kill-if" if settings.rank == int(rest):
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "peer-gone":
+            report(Failed("serving", "PeerError: rank 1 ended", 1, of_peer=True))
         case "ready-if" if settings.rank == int(rest):
             report(Ready(""))
         case "serve-if" if settings.rank == int(rest):

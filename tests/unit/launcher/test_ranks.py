@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -104,6 +105,55 @@ def test_a_rank_that_ends_after_its_own_report_fails_the_start_of_the_others():
         await ranks.stop(1)
 
     asyncio.run(run())
+
+
+def test_start_up_names_the_rank_that_came_the_least_far():
+    async def run():
+        ranks = scripted("step:weights", "step-if:0", "serve")
+        ranks.start(ranks_of(2), "tcp://127.0.0.1:1")
+        with pytest.raises(PeerError, match="rank 1 is not ready after 2 s, it is at 'weights'"):
+            await ranks.ready(2)
+        await ranks.stop(1)
+
+    asyncio.run(run())
+
+
+def test_the_rank_whose_end_is_the_cause_is_named_and_not_one_that_missed_it():
+    async def run():
+        # The second rank is gone before the first one says so.
+        ranks = scripted("ready", "sleep:0.7", "kill-if:1", "sleep:0.3", "peer-gone", "exit:1")
+        await started(ranks, count=2)
+        error = await asyncio.wait_for(ranks.lost(), 5)
+        await asyncio.sleep(0.5)
+        assert "rank 1 was killed by SIGKILL while serving" in str(error)
+        assert "rank 1 was killed" in str(await ranks.lost()), "also when the first rank is over"
+        await ranks.stop(1)
+
+    asyncio.run(run())
+
+
+def test_ranks_meet_at_one_address_that_only_the_first_holds():
+    async def run():
+        ranks = scripted("meeting", "ready", "serve")
+        told = [ready.summary for ready in await started(ranks, count=2)]
+        await ranks.stop(1)
+        return told
+
+    first, second = (line.split() for line in asyncio.run(run()))
+    assert first[:2] == second[:2], "address and token"
+    assert (first[2], second[2]) == ("listens", "dials")
+
+
+def test_an_address_that_is_taken_is_refused_by_its_flag():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        config = Config(parallel=ParallelConfig(data_parallel_size=2, dist_init_addr=address))
+
+        async def run():
+            with pytest.raises(ConfigError, match="--dist-init-addr: cannot listen"):
+                Ranks().start(config, "tcp://127.0.0.1:1")
+
+        asyncio.run(run())
 
 
 def test_a_death_while_serving_is_noticed_at_once():
