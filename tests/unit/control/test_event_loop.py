@@ -5,7 +5,7 @@ import pytest
 from drumline.contract.messages import CallReply
 from drumline.contract.outputs import Load
 from drumline.control.load_report import HEARTBEAT_US
-from drumline.control.output import PENDING_ABORT_US
+from drumline.control.output.crossings import REMEMBERED_US
 from drumline.core.errors import InvariantError
 from drumline.replay.simulator import Simulation, small_specs
 from drumline.scheduler.scheduler import Scheduler
@@ -101,7 +101,7 @@ def test_an_abort_may_overtake_its_request(sim):
 def test_an_abort_that_nobody_came_for_expires_by_the_relayed_clock(sim):
     sim.abort("a")
     sim.run(1)
-    sim.clock.advance(PENDING_ABORT_US)
+    sim.clock.advance(REMEMBERED_US)
     sim.run(1)
     sim.submit("a", PROMPT, max_new_tokens=2, ignore_eos=True)
     sim.run_until_idle()

@@ -4,7 +4,8 @@ import pytest
 from drumline.contract.plan import AbortReason, Batch, Bound, PlanAbort
 from drumline.contract.request import GenerateRequest
 from drumline.contract.result import ForwardResult, RowLogprobs
-from drumline.control.output import HELD, MAX_ENDED_IDS, PENDING_ABORT_US, Outputs
+from drumline.control.output.crossings import MAX_REMEMBERED, REMEMBERED_US
+from drumline.control.output.outputs import HELD, Outputs
 from drumline.control.requests import Ending, Reason, Refusal, Request
 from drumline.core.errors import InvariantError
 from drumline.scheduler.events import Aborted, Finished, Results
@@ -176,7 +177,7 @@ def test_an_abort_ends_a_request_once_and_tells_what_was_held(outputs):
 def test_an_abort_ahead_of_its_request_waits_for_it_until_it_expires(outputs):
     outputs.abort("a", 0)
     outputs.abort("b", 10)
-    outputs.expire(PENDING_ABORT_US)
+    outputs.expire(REMEMBERED_US)
     asked = [GenerateRequest(rid=rid) for rid in "ab"]
     a, b = (Request(each, prompt_tokens=1, limit=1, stops=frozenset(), now_us=0) for each in asked)
     assert outputs.register(a, 0)
@@ -194,25 +195,25 @@ def test_an_abort_that_crossed_its_requests_end_spares_the_next_of_that_id(outpu
     outputs.take()
     outputs.abort("a", 0)
     outputs.abort("b", 0)
-    outputs.expire(PENDING_ABORT_US - 1)
+    outputs.expire(REMEMBERED_US - 1)
     asked = [GenerateRequest(rid=rid) for rid in "ab"]
     later = [Request(e, prompt_tokens=1, limit=1, stops=frozenset(), now_us=0) for e in asked]
     assert all(outputs.register(request, 0) for request in later)
 
 
 def test_ended_ids_are_forgotten_with_time_and_number(outputs):
-    for number in range(MAX_ENDED_IDS + 10):
+    for number in range(MAX_REMEMBERED + 10):
         outputs.refuse(Refusal(f"r{number}", 9, Ending(Reason.ABORT, "no such id", 400)))
     outputs.take()
     outputs.abort("r0", 0)
     asked = GenerateRequest(rid="r0")
     first = Request(asked, prompt_tokens=1, limit=1, stops=frozenset(), now_us=0)
     assert not outputs.register(first, 0), "too many ended since"
-    outputs.expire(PENDING_ABORT_US)
-    outputs.abort("r99", PENDING_ABORT_US)
+    outputs.expire(REMEMBERED_US)
+    outputs.abort("r99", REMEMBERED_US)
     asked = GenerateRequest(rid="r99")
     last = Request(asked, prompt_tokens=1, limit=1, stops=frozenset(), now_us=0)
-    assert not outputs.register(last, PENDING_ABORT_US), "it ended too long ago"
+    assert not outputs.register(last, REMEMBERED_US), "it ended too long ago"
 
 
 def test_a_refusal_is_answered_as_a_finished_abort(outputs):

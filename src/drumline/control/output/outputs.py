@@ -18,6 +18,9 @@ from drumline.contract.outputs import OutputColumns
 from drumline.contract.plan import Batch, Bound, PlanAbort
 from drumline.contract.ports import LogprobPlan
 from drumline.contract.result import ForwardResult, RowLogprobs
+from drumline.control.output.columns import add_refusal, add_request, add_tokens
+from drumline.control.output.crossings import Crossings
+from drumline.control.output.steady import Steady
 from drumline.control.requests import (
     CLIENT_GONE,
     ENGINE_ERROR,
@@ -38,13 +41,6 @@ Indices = npt.NDArray[np.intp]
 HELD = 64
 """Ids of a row that are held in its array before they move to its request."""
 
-PENDING_ABORT_US = 30_000_000
-"""How long an abort waits for a request that has not arrived, and how long an id that ended
-is remembered, so that an abort which crossed its end ends no later request of that id."""
-
-MAX_PENDING_ABORTS = 65_536
-MAX_ENDED_IDS = 65_536
-
 _ENDED_BY_CLIENT = Ending(Reason.ABORT, "the client asked for it", CLIENT_GONE)
 _NOT_FINITE = Ending(
     Reason.ABORT,
@@ -53,12 +49,6 @@ _NOT_FINITE = Ending(
     code=NUMERICAL_ERROR,
 )
 _AT_LENGTH = Ending(Reason.LENGTH)
-
-# Shared by all entries that have none; nobody writes to a column that was handed out.
-_NO_FLOATS: list[float] = []
-_NO_IDS: list[int] = []
-_NO_TOP: list[list[float]] = []
-_NO_TOP_IDS: list[list[int]] = []
 
 
 class Outcome(Struct):
@@ -70,70 +60,13 @@ class Outcome(Struct):
     ended: list[Ended]
 
 
-class _Steady:
-    """A batch whose every row decoded alike the last time, and what that makes constant.
-
-    While nobody starts, ends or changes rows, the rows' counts live here and each
-    commit is a few vector operations. `headroom` is how many tokens every row may still
-    produce before the first one reaches its length.
-    """
-
-    __slots__ = (
-        "cached_tokens",
-        "generations",
-        "headroom",
-        "loud",
-        "ones",
-        "produced",
-        "prompt_tokens",
-        "quiet",
-        "rids",
-        "rows",
-    )
-
-    def __init__(
-        self,
-        batch: Batch,
-        requests: list[Request],
-        produced: IntArray,
-        headroom: int,
-        streams: Flags,
-    ) -> None:
-        self.rows = batch.rows
-        self.generations = batch.generations
-        self.ones = np.ones(len(batch.rows), np.int32).tobytes()
-        self.produced = produced
-        self.headroom = headroom
-        self.quiet = np.flatnonzero(~streams)
-        self.loud = np.flatnonzero(streams) if len(self.quiet) else None
-        told = [request for request in requests if request.stream]
-        self.rids = [request.rid for request in told]
-        self.prompt_tokens = [request.prompt_tokens for request in told]
-        self.cached_tokens = [request.cached_tokens for request in told]
-
-    def fits(self, batch: Batch, result: ForwardResult) -> bool:
-        """Whether a forward is one of this batch and brings one token a row."""
-        return (
-            batch.rows is self.rows
-            and batch.generations is self.generations
-            and self.headroom > 1
-            and not len(result.nan_indices)
-            and len(result.tokens) == len(self.rows)
-            and result.counts.tobytes() == self.ones
-        )
-
-
 class Outputs:
     """Every live request and what became of it."""
 
     def __init__(self, max_rows: int, vocab_size: int) -> None:
         size = max_rows + 1
         self._by_rid: dict[str, Request] = {}
-        self._pending_aborts: dict[str, int] = {}
-        self._ended_ids: dict[str, int] = {}
-        """Ids that ended, and when each is forgotten, soonest first."""
-        self._forget_us = PENDING_ABORT_US
-        """When an id that ends now is forgotten, by the relayed clock."""
+        self._crossings = Crossings()
         # By row. A row whose generation is not a batch's serves somebody else by now, or
         # nobody (-1): the batch's results for it are void.
         self._requests: list[Request | None] = [None] * size
@@ -150,7 +83,7 @@ class Outputs:
         self._stop_users = np.zeros(vocab_size, np.int32)
         """By token: how many requests with a row may stop on it."""
         self._wanting_logprobs = 0
-        self._steady: _Steady | None = None
+        self._steady: Steady | None = None
         self._seen: IntArray | None = None
         """The rows of the last batch; one that comes again is worth remembering."""
         self._outcome = Outcome([], OutputColumns(), [], [])
@@ -179,32 +112,24 @@ class Outputs:
     def register(self, request: Request, now_us: int) -> bool:
         """Own a request from now on; False if its abort came before it, which ends it here."""
         self._by_rid[request.rid] = request
-        self._ended_ids.pop(request.rid, None)
-        if self._pending_aborts.pop(request.rid, None) is None:
+        if not self._crossings.arrived(request.rid):
             return True
         self._end(request, _ENDED_BY_CLIENT, now_us)
         return False
 
     def refuse(self, refusal: Refusal) -> None:
         """Answer a request that was never registered."""
-        self._pending_aborts.pop(refusal.rid, None)
-        self._remember_end(refusal.rid)
-        self._tell(refusal.rid, refusal.prompt_tokens, 0, 0, refusal.ending)
+        self._crossings.arrived(refusal.rid)
+        self._crossings.ended(refusal.rid)
+        add_refusal(self._outcome.columns, refusal)
 
     def abort(self, rid: str, now_us: int) -> None:
-        """End a request whose client is gone; one that has not arrived yet, when it does.
-
-        An id that just ended needs none: its client had not heard of the end yet.
-        """
+        """End a request whose client is gone; one that has not arrived yet, when it does."""
         request = self._by_rid.get(rid)
         if request is not None:
             self._abort(request, _ENDED_BY_CLIENT, now_us)
-            return
-        if rid in self._ended_ids:
-            return
-        self._pending_aborts[rid] = now_us + PENDING_ABORT_US
-        if len(self._pending_aborts) > MAX_PENDING_ABORTS:
-            del self._pending_aborts[next(iter(self._pending_aborts))]
+        else:
+            self._crossings.aborted(rid, now_us)
 
     def abort_all(self, ending: Ending, now_us: int) -> None:
         """End every live request."""
@@ -213,10 +138,7 @@ class Outputs:
 
     def expire(self, now_us: int) -> None:
         """Forget aborts whose request did not arrive in time, and ids that ended long ago."""
-        self._forget_us = now_us + PENDING_ABORT_US
-        for until in (self._pending_aborts, self._ended_ids):
-            while until and until[first := next(iter(until))] <= now_us:
-                del until[first]
+        self._crossings.expire(now_us)
 
     def fail(self, rids: Iterable[str], ending: Ending, now_us: int) -> None:
         """End requests that the scheduler did not take; it hears nothing of them."""
@@ -319,7 +241,7 @@ class Outputs:
             ids = tokens[start : start + int(counts[index])].tolist()
             self._commit_ids(int(rows[index]), ids, logprobs.get(index), now_us)
 
-    def _commit_steady(self, steady: _Steady, tokens: IntArray) -> None:
+    def _commit_steady(self, steady: Steady, tokens: IntArray) -> None:
         """Commit one token to each row of a batch that is as it was."""
         steady.headroom -= 1
         steady.produced += 1
@@ -328,7 +250,14 @@ class Outputs:
             self._hold(steady.rows[steady.quiet], tokens[steady.quiet])
             tokens, produced = tokens[steady.loud], produced[steady.loud]
         if len(tokens):
-            self._stream(steady.rids, steady.prompt_tokens, steady.cached_tokens, tokens, produced)
+            add_tokens(
+                self._outcome.columns,
+                steady.rids,
+                steady.prompt_tokens,
+                steady.cached_tokens,
+                tokens,
+                produced,
+            )
 
     def _remember(self, batch: Batch) -> None:
         """Note a batch that came twice, if nothing of it needs Python next time."""
@@ -341,7 +270,7 @@ class Outputs:
         requests = [request for row in batch.rows.tolist() if (request := self._requests[row])]
         produced = self._produced[batch.rows]
         headroom = int((self._limit[batch.rows] - produced).min())
-        self._steady = _Steady(batch, requests, produced, headroom, self._streams[batch.rows])
+        self._steady = Steady(batch, requests, produced, headroom, self._streams[batch.rows])
 
     def _settle(self) -> None:
         """Put the counts of the remembered batch back where everybody finds them."""
@@ -382,36 +311,14 @@ class Outputs:
             loud = np.flatnonzero(streams)
             rows, tokens, produced = rows[loud], tokens[loud], produced[loud]
         requests = [request for row in rows.tolist() if (request := self._requests[row])]
-        self._stream(
+        add_tokens(
+            self._outcome.columns,
             [request.rid for request in requests],
             [request.prompt_tokens for request in requests],
             [request.cached_tokens for request in requests],
             tokens,
             produced,
         )
-
-    def _stream(
-        self,
-        rids: list[str],
-        prompt_tokens: list[int],
-        cached_tokens: list[int],
-        tokens: IntArray,
-        produced: IntArray,
-    ) -> None:
-        """Tell clients one token each."""
-        count = len(rids)
-        columns = self._outcome.columns
-        columns.rids += rids
-        columns.output_ids += [[token] for token in tokens.tolist()]
-        columns.finished_reasons += [""] * count
-        columns.prompt_tokens += prompt_tokens
-        columns.completion_tokens += produced.tolist()
-        columns.cached_tokens += cached_tokens
-        columns.logprobs += [_NO_FLOATS] * count
-        columns.logprob_ids += [_NO_IDS] * count
-        columns.top_logprobs += [_NO_TOP] * count
-        columns.top_logprob_ids += [_NO_TOP_IDS] * count
-        columns.details += [None] * count
 
     def _hold(self, rows: IntArray, tokens: IntArray) -> None:
         """Keep one token a row for clients that want their answer whole."""
@@ -462,7 +369,7 @@ class Outputs:
             self._outcome.events.append(Finished(request.rid))
             self._end(request, ending, now_us)
         elif request.stream:
-            self._emit(request, produced, None)
+            add_request(self._outcome.columns, request, produced, None)
             self._streams[row] = True
 
     def _end_not_finite(self, rows: IntArray, live: Flags, indices: IntArray, now_us: int) -> None:
@@ -483,18 +390,11 @@ class Outputs:
         if request.row:
             self._unbind(request)
         del self._by_rid[request.rid]
-        self._remember_end(request.rid)
+        self._crossings.ended(request.rid)
         if request.known_to_device:
             self._outcome.released.append(request.rid)
         self._outcome.ended.append(Ended(request, ending, request.produced, now_us))
-        self._emit(request, request.produced, ending)
-
-    def _remember_end(self, rid: str) -> None:
-        ended = self._ended_ids
-        ended.pop(rid, None)  # what ends last stands last
-        ended[rid] = self._forget_us
-        if len(ended) > MAX_ENDED_IDS:
-            del ended[next(iter(ended))]
+        add_request(self._outcome.columns, request, request.produced, ending)
 
     def _unbind(self, request: Request) -> None:
         """Take a request off its row, with what the row's arrays know of it."""
@@ -511,35 +411,6 @@ class Outputs:
             self._wanting_logprobs -= 1
         for token in request.stops:
             self._stop_users[token] -= 1
-
-    def _emit(self, request: Request, produced: int, ending: Ending | None) -> None:
-        """Send what is held of a request, with its end if it is over."""
-        self._tell(request.rid, request.prompt_tokens, produced, request.cached_tokens, ending)
-        columns = self._outcome.columns
-        columns.output_ids[-1] = request.held
-        if request.held_logprobs:
-            columns.logprobs[-1] = request.held_logprobs
-            columns.logprob_ids[-1] = request.held
-            columns.top_logprobs[-1] = request.held_top_logprobs
-            columns.top_logprob_ids[-1] = request.held_top_ids
-            request.held_logprobs, request.held_top_logprobs, request.held_top_ids = [], [], []
-        request.held = []
-
-    def _tell(
-        self, rid: str, prompt: int, produced: int, cached: int, ending: Ending | None
-    ) -> None:
-        columns = self._outcome.columns
-        columns.rids.append(rid)
-        columns.output_ids.append(_NO_IDS)
-        columns.finished_reasons.append(ending.reason.value if ending else "")
-        columns.prompt_tokens.append(prompt)
-        columns.completion_tokens.append(produced)
-        columns.cached_tokens.append(cached)
-        columns.logprobs.append(_NO_FLOATS)
-        columns.logprob_ids.append(_NO_IDS)
-        columns.top_logprobs.append(_NO_TOP)
-        columns.top_logprob_ids.append(_NO_TOP_IDS)
-        columns.details.append(ending.details() if ending else None)
 
     def check(self) -> None:
         """Raise InvariantError unless rows and ids tell one story."""
