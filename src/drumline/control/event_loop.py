@@ -241,10 +241,13 @@ class EventLoop:
         """Whether only a message could give this rank or its peers something to do."""
         if self._in_flight or self._cache_ops.open or not self._world_idle:
             return False
-        if self._controls.frozen:
-            return True
+        return self._controls.frozen or not self._scheduling
+
+    @property
+    def _scheduling(self) -> bool:
+        """Whether the scheduler holds a live request, in whichever state."""
         sizes = self._scheduler.sizes()
-        return not (sizes.waiting or sizes.prefilling or sizes.decoding or sizes.finishing)
+        return bool(sizes.waiting or sizes.prefilling or sizes.decoding or sizes.finishing)
 
     def _admit(self, messages: Iterable[Message]) -> None:
         """Take a round's messages in order: a control operation after the requests before it."""
@@ -378,15 +381,14 @@ class EventLoop:
         """
         if plan.batch is not None and not self._tokens:
             plan = replace(plan, batch=None)
-        dp = dispatch.dp
-        idle = dp is not None and dp.idle
+        idle = dispatch.dp if dispatch.dp is not None and dispatch.dp.idle else None
         if frozen:
             if plan.needs_device:
                 self._data_plane.execute(plan, Dispatch())
-            if dp is not None and dp.idle:
-                self._data_plane.idle_forward(dp)
+            if idle is not None:
+                self._data_plane.idle_forward(idle)
             return None
-        if not (plan.needs_device or idle):
+        if not plan.needs_device and idle is None:
             return None
         ticket = self._data_plane.execute(plan, dispatch)
         if ticket is not None and plan.batch is not None:
@@ -407,10 +409,7 @@ class EventLoop:
 
     def _finish_drain(self) -> None:
         """Tell a pause that waits for it that nothing runs any more."""
-        if not self._controls.draining or self._in_flight:
-            return
-        sizes = self._scheduler.sizes()
-        if not (sizes.waiting or sizes.prefilling or sizes.decoding or sizes.finishing):
+        if self._controls.draining and not self._in_flight and not self._scheduling:
             self._controls.drained()
 
     # What is told
