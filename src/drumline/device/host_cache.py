@@ -83,8 +83,9 @@ class HostPool:
             self._check(move.targets)
             self._stamps[move.targets] = self._stamp
             for source, target, count in _stretches(move.sources, move.targets):
-                targets.append(self._blocks[target - 1 : target - 1 + count])
-                sources.append(kv.stretch(source, count))
+                theirs, mine = self._pair(kv, source, target, count)
+                targets.append(mine)
+                sources.append(theirs)
         _copy(targets, sources)
 
     def load(self, kv: KvPool, moves: Iterable[BlockMoves]) -> None:
@@ -102,9 +103,17 @@ class HostPool:
                     f"{kv.layout.tag!r}"
                 )
             for source, target, count in _stretches(move.sources, move.targets):
-                targets.append(kv.stretch(target, count))
-                sources.append(self._blocks[source - 1 : source - 1 + count])
+                theirs, mine = self._pair(kv, target, source, count)
+                targets.append(theirs)
+                sources.append(mine)
         _copy(targets, sources)
+
+    def _pair(self, kv: KvPool, device: int, host: int, count: int) -> tuple[Tensor, Tensor]:
+        """Return the bytes of neighbours in the KV pool and of as many here."""
+        if count == 1:
+            # Scattered blocks are many, and this is half the work.
+            return kv.block(device), self._blocks.select(0, host - 1)
+        return kv.stretch(device, count), self._blocks.narrow(0, host - 1, count)
 
     def _check(self, blocks: IntArray) -> None:
         if len(blocks) and (blocks.min() < 1 or blocks.max() >= len(self._stamps)):

@@ -55,6 +55,10 @@ class KvPool:
         self.block_tokens = block_tokens
         self.keys, self.values = fields[::2], fields[1::2]
 
+    def block(self, block: int) -> Tensor:
+        """Return the bytes of one block, `[fields, field_bytes]`, as a view."""
+        return self._fields.select(1, block)
+
     def stretch(self, first: int, count: int) -> Tensor:
         """Return the bytes of neighbouring blocks, `[count, fields, field_bytes]`, as a view."""
         return self._fields[:, first : first + count].transpose(0, 1)
