@@ -75,6 +75,9 @@ def test_a_stop_string_is_named(llm):
         ([10**7], GREEDY, "10000000"),
         ([100] * 5000, GREEDY, "5000"),
         ([[]], GREEDY, "without tokens"),
+        ([[1.5]], GREEDY, "list of token ids"),
+        ("\ud800", GREEDY, "surrogate"),
+        (PROMPT, SamplingParams(temperature="hot"), "temperature"),
         (PROMPT, SamplingParams(min_tokens=9, max_tokens=8), "min_tokens is 9"),
     ],
 )

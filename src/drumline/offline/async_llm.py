@@ -1,6 +1,7 @@
 """`AsyncLLM`: an engine owned by a Python program, on its event loop."""
 
 import contextlib
+import operator
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -102,11 +103,12 @@ class AsyncLLM:
         Each output holds everything so far. Leaving early aborts the request. Raises
         RequestError for what cannot be asked, PeerError when the engine is gone.
         """
-        text = prompt if isinstance(prompt, str) else None
-        if text is not None:
+        text: str | None = None
+        if isinstance(prompt, str):
+            text = prompt
             ids = await encoded(self._open.service, text, add_special=True, param="prompt")
         else:
-            ids = [int(token_id) for token_id in prompt]
+            ids = _ids(prompt)
         async with contextlib.aclosing(self._outputs(text, ids, sampling_params)) as outputs:
             async for output in outputs:
                 yield output
@@ -171,3 +173,12 @@ class AsyncLLM:
         if self._running is None:
             raise PeerError("the engine is not running; use `async with`, or call start() first")
         return self._running
+
+
+def _ids(prompt: Sequence[int]) -> list[int]:
+    try:
+        return [operator.index(token_id) for token_id in prompt]
+    except TypeError:
+        raise RequestError(
+            400, f"a prompt is a text or a list of token ids, not {prompt!r:.80}", param="prompt"
+        ) from None

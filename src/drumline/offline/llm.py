@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Sequ
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from drumline.core.errors import RequestError
+from drumline.core.errors import PeerError, RequestError
 from drumline.offline.async_llm import AsyncLLM, Messages, OnStep, Prompt
 from drumline.offline.outputs import RequestOutput
 from drumline.offline.sampling import SamplingParams
@@ -143,12 +143,27 @@ class LLM:
                 except StopAsyncIteration:
                     return
         finally:
-            self._loop.run(outputs.aclose())
+            # Once the engine was closed, this has ended with it.
+            with contextlib.suppress(PeerError):
+                self._loop.run(outputs.aclose())
 
 
 def _is_one(prompts: Any) -> bool:
-    """Whether this is one prompt: a text, or token ids."""
-    return isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
+    """Whether this is one prompt: a text, or token ids. Raises RequestError if it is no list."""
+    if isinstance(prompts, str):
+        return True
+    if (
+        isinstance(prompts, bytes)
+        or not hasattr(prompts, "__getitem__")
+        or hasattr(prompts, "keys")
+    ):
+        raise RequestError(
+            400,
+            "prompts are a text, a list of token ids, or a list of such; "
+            f"this is of type {type(prompts).__name__}",
+            param="prompt",
+        )
+    return len(prompts) > 0 and hasattr(prompts[0], "__index__")
 
 
 async def _last(outputs: AsyncGenerator[RequestOutput, None]) -> RequestOutput:
@@ -179,8 +194,15 @@ class _LoopThread:
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run `work` there and return its value; cancels it if the wait is interrupted."""
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        """Run `work` there and return its value; cancels it if the wait is interrupted.
+
+        Raises PeerError when the thread has ended.
+        """
+        try:
+            future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        except RuntimeError:
+            work.close()
+            raise PeerError("the engine was closed") from None
         try:
             return future.result()
         except BaseException:

@@ -1,7 +1,11 @@
 """How a Python program asks for an answer: the names and defaults that vLLM's users know."""
 
+from collections.abc import Mapping
+
+import msgspec
 from msgspec import Struct
 
+from drumline.core.errors import RequestError
 from drumline.frontend.openai.schema import SamplingFields
 
 
@@ -31,24 +35,27 @@ class SamplingParams(Struct, kw_only=True):
     include_stop_str_in_output: bool = False
 
 
+_CHECKED = SamplingParams.__struct_fields__
+
+
 def fields_of(params: SamplingParams) -> SamplingFields:
-    """Return `params` as the HTTP API's fields, which are checked in one place for both."""
-    bias = {str(id_): value for id_, value in (params.logit_bias or {}).items()}
-    return SamplingFields(
-        n=params.n,
-        temperature=params.temperature,
-        top_p=params.top_p,
-        top_k=None if params.top_k == -1 else params.top_k,
-        min_p=params.min_p,
-        seed=params.seed,
-        min_tokens=params.min_tokens,
-        stop=params.stop,
-        stop_token_ids=params.stop_token_ids,
-        ignore_eos=params.ignore_eos,
-        presence_penalty=params.presence_penalty,
-        frequency_penalty=params.frequency_penalty,
-        repetition_penalty=params.repetition_penalty,
-        logit_bias=bias or None,
-        skip_special_tokens=params.skip_special_tokens,
-        include_stop_str_in_output=params.include_stop_str_in_output,
-    )
+    """Return `params` as the HTTP API's fields, which are checked in one place for both.
+
+    Raises RequestError 400 naming a field of the wrong type.
+    """
+    if not isinstance(params, SamplingParams):
+        raise RequestError(
+            400,
+            f"sampling_params are SamplingParams, not {type(params).__name__}",
+            param="sampling_params",
+        )
+    said = {name: getattr(params, name) for name in _CHECKED}
+    bias = said["logit_bias"]
+    if isinstance(bias, Mapping):
+        said["logit_bias"] = {str(id_): value for id_, value in bias.items()}
+    try:
+        return msgspec.convert(said, SamplingFields)
+    except msgspec.ValidationError as error:
+        what, _, where = str(error).partition(" - at ")
+        name = where.strip("`$.")
+        raise RequestError(400, f"{name}: {what}", param=name) from None

@@ -68,12 +68,20 @@ class Call(Protocol):
 
 
 async def encoded(service: Service, text: str, *, add_special: bool, param: str) -> list[int]:
-    """Return the ids of a prompt's text. Raises RequestError 400 for one that is too long."""
+    """Return the ids of a prompt's text.
+
+    Raises RequestError 400 for one that is too long or holds half a surrogate pair.
+    """
     context = service.limits.context
     try:
         return await service.encoder.encode(text, add_special=add_special, most=context)
     except TooManyTokensError as error:
         raise service.limits.prompt_too_long(error.tokens, param, at_least=True) from None
+    except TypeError:  # what the library says to text that has no UTF-8
+        raise RequestError(
+            400, f"{param}: the text is no Unicode, it holds half a surrogate pair", param=param,
+            code="invalid_text",
+        ) from None  # fmt: skip
 
 
 def asked_of(
