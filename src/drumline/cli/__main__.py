@@ -30,6 +30,7 @@ _PLAIN = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv`; return the exit status."""
+    _open_standard_streams()
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         return _run(words)
@@ -41,6 +42,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_FAILED
     except KeyboardInterrupt:
         return 130
+
+
+def _open_standard_streams() -> None:
+    """Give a closed standard stream the null device.
+
+    Else the next file or socket takes its number, and whoever believes it a standard
+    stream writes into it, or refuses to close it.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
 
 
 def _run(words: list[str]) -> int:

@@ -1,5 +1,8 @@
 """The command's verbs, errors and exit codes, before anything is started."""
 
+import subprocess
+import sys
+
 import pytest
 
 from drumline.cli.__main__ import main
@@ -50,3 +53,15 @@ def test_what_the_operator_got_wrong_is_one_line_and_status_2(argv, told, capsys
     err = capsys.readouterr().err
     assert told in err
     assert err.count("\n") == 1
+
+
+def test_no_file_takes_the_number_of_a_closed_standard_stream():
+    program = (
+        "import os, sys; os.close(0); os.close(1)\n"
+        "from drumline.cli.__main__ import main\n"
+        "main(['version']); os.write(2, b'%d' % os.open(os.devnull, os.O_RDONLY))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], stderr=subprocess.PIPE, timeout=30, check=True
+    )
+    assert int(done.stderr) > 2
