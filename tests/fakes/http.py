@@ -105,7 +105,9 @@ async def served(
                 yield Served(url, http, service, fake, stop, serving)
         finally:
             stop.set()
-            await serving
+            await asyncio.wait((serving,))
+            if not serving.cancelled():
+                serving.result()
     finally:
         await asyncio.to_thread(fake.close)
         await client.close()

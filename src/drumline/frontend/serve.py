@@ -82,6 +82,8 @@ async def serve(
         await stop.wait()
         await _drain(service, drain_timeout_s)
     finally:
+        # What a drain left, or one that was cut short.
+        service.live.break_off()
         await server.stop()
         service.close()
 

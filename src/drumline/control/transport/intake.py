@@ -21,6 +21,8 @@ from drumline.wire.sampling import SamplingParams, normalized, seed_of
 
 INT32_MAX = (1 << 31) - 1
 _SEED_BITS = (1 << 63) - 1
+_HOTTEST = 1e30
+"""As hot as any: every token is equally likely long before, and float32 still holds it."""
 
 _NOT_SUPPORTED = (
     "input_embeds",
@@ -131,7 +133,7 @@ def _sampling(params: SamplingParams, rid: str) -> Sampling:
         if not math.isfinite(getattr(final, name)):
             raise RefusalError(f"{name} is {getattr(final, name)}; it must be finite")
     return Sampling(
-        temperature=final.temperature,
+        temperature=min(final.temperature, _HOTTEST),
         top_p=final.top_p,
         top_k=_clipped(final.top_k) or 0,
         min_p=final.min_p,

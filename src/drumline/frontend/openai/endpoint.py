@@ -4,7 +4,7 @@ import asyncio
 import logging
 import uuid
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 
 from starlette.types import Receive, Scope, Send
 
@@ -60,8 +60,9 @@ class GeneratingEndpoint:
             task = asyncio.current_task()
             if task is None or not service.live.broken_off:
                 raise
-            task.uncancel()  # there is a last word to say
-            await self._refuse(reply, shutting_down())
+            task.uncancel()  # there is a last word to say, to whoever still reads
+            with suppress(asyncio.CancelledError):
+                await self._refuse(reply, shutting_down())
         except RequestError as error:
             await self._refuse(reply, error)
         except PeerError as error:
