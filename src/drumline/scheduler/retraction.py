@@ -239,12 +239,10 @@ class Retraction:
 
     def restore(self, draft: Draft) -> None:
         """Bring suspended requests back, the oldest first, as far as there is room."""
-        for lost in self._lost:
-            if lost.state is State.RESTORING:
-                detail = "its image could not be copied back"
-                draft.abort(lost.rid, AbortReason.IMAGE_DOES_NOT_FIT, detail)
-                self._end(lost, Move.ABORT)
-        self._lost.clear()
+        for lost in list(self._lost):
+            detail = "its image could not be copied back"
+            draft.abort(lost.rid, AbortReason.IMAGE_DOES_NOT_FIT, detail)
+            self._end(lost, Move.ABORT)
         for rid, image in list(self._images.items()):
             request = self._requests.get(rid)
             if request is None or request.state is not State.RETRACTED or not image.landed:
@@ -292,6 +290,8 @@ class Retraction:
 
     def leave(self, request: Request) -> None:
         """Forget a request that ended; its image goes when no operation touches it."""
+        if request in self._lost:
+            self._lost.remove(request)
         image = self._images.pop(request.rid, None)
         if image is None:
             return

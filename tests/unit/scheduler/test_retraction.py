@@ -145,6 +145,21 @@ def test_an_image_that_failed_aborts_its_request():
     assert "could not be written" in aborts[0].detail
 
 
+@pytest.mark.parametrize("ended", [False, True])
+def test_an_image_that_does_not_come_back_aborts_its_request_unless_it_ended(ended):
+    rig = crowded()
+    run_until(rig, Snapshot)
+    rig.acknowledge()
+    rig.finish("b")
+    run_until(rig, Restore)
+    rig.acknowledge(ok=False)
+    if ended:
+        rig.abort("a")
+    aborts = rig.round().aborts
+    assert [one.rid for one in aborts] == ([] if ended else ["a"])
+    assert rig.at_baseline()
+
+
 def test_forced_retraction_changes_no_answer():
     rig = crowded(num_pages=40, debug_force_retraction_interval=3)
     suspended = 0
