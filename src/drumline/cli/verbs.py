@@ -8,6 +8,7 @@ from drumline.core.config import (
     CacheConfig,
     Config,
     ModelConfig,
+    ParallelConfig,
     Positive,
     ProcessConfig,
     ScheduleConfig,
@@ -45,6 +46,7 @@ class EngineOptions(Struct, frozen=True, kw_only=True):
     model: ModelConfig = ModelConfig()
     cache: CacheConfig = CacheConfig()
     schedule: ScheduleConfig = ScheduleConfig()
+    parallel: ParallelConfig = ParallelConfig()
     process: ProcessConfig = ProcessConfig()
 
 
