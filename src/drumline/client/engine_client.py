@@ -273,9 +273,7 @@ class EngineClient:
         while True:
             frames = await handshake.recv_multipart()
             try:
-                if len(frames) != 2:  # noqa: PLR2004  the identity and the message
-                    raise MalformedFrameError(f"a greeting is one frame, {len(frames) - 1} came")
-                engine = self._known(engine_of(frames[0]))
+                engine = self._sender(frames[0], frames[1:])
                 greeting = decode_greeting(frames[1])
             except MalformedFrameError as error:
                 self._dropped("greeting", error)
@@ -288,11 +286,7 @@ class EngineClient:
         while True:
             frames = await requests.recv_multipart(copy=False)
             try:
-                if len(frames) != 2:  # noqa: PLR2004  the identity and the message
-                    raise MalformedFrameError(
-                        f"a registration is one frame, {len(frames) - 1} came"
-                    )
-                engine = self._known(engine_of(frames[0].buffer))
+                engine = self._sender(frames[0].buffer, frames[1:])
                 registration = decode_registration(frames[1].buffer)
             except MalformedFrameError as error:
                 self._dropped("registration", error)
@@ -368,6 +362,12 @@ class EngineClient:
             stream.push(delta)
 
     # --- the end
+
+    def _sender(self, identity: Buffer, frames: Sequence[object]) -> int:
+        """Return which engine sent a message, which is one frame. Raises MalformedFrameError."""
+        if len(frames) != 1:
+            raise MalformedFrameError(f"one frame makes the message, {len(frames)} came")
+        return self._known(engine_of(identity))
 
     def _known(self, engine: int) -> int:
         if not 0 <= engine < self._engines:

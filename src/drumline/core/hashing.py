@@ -33,7 +33,7 @@ def _counted(tokens: int) -> bytes:
     return struct.pack("<I", tokens)
 
 
-def page_digest(prior: bytes, tokens: bytes, extra: bytes = b"") -> bytes:
+def page_digest(prior: bytes, tokens: bytes | memoryview, extra: bytes = b"") -> bytes:
     """Return the digest of the page that holds `tokens` behind the page of digest `prior`.
 
     `tokens` are the page's tokens as int32 bytes. `prior` is empty for a prompt's first
@@ -50,12 +50,9 @@ def page_digests(
     """Return the digests of all full pages of `tokens`, 32 bytes each, concatenated."""
     data = np.ascontiguousarray(tokens, np.int32).data.cast("B")
     step = granularity * 4
-    count = struct.pack("<I", granularity)
     digests = []
-    sha256 = hashlib.sha256
     for start in range(0, len(tokens) // granularity * step, step):
-        head = (_PRIOR + prior) if prior else _NO_PRIOR
-        prior = sha256(b"".join((head, count, data[start : start + step], extra))).digest()
+        prior = page_digest(prior, data[start : start + step], extra)
         digests.append(prior)
     return b"".join(digests)
 

@@ -34,6 +34,11 @@ class Limits(Struct, frozen=True, kw_only=True):
             vocabulary=vocabulary,
         )
 
+    @property
+    def room(self) -> int:
+        """Tokens of the longest prompt and answer together."""
+        return self.context if self.pool is None else min(self.context, self.pool)
+
     def answer_tokens(
         self, prompt_tokens: int, asked: int | None, *, param: str, max_param: str
     ) -> int:
@@ -52,9 +57,8 @@ class Limits(Struct, frozen=True, kw_only=True):
                 param=param,
                 code=POOL_TOO_SMALL,
             )
-        room = self.context if self.pool is None else min(self.context, self.pool)
         if asked is None:
-            return room - prompt_tokens
+            return self.room - prompt_tokens
         total = prompt_tokens + asked
         if total > self.context:
             raise RequestError(
@@ -64,7 +68,7 @@ class Limits(Struct, frozen=True, kw_only=True):
                 param=max_param,
                 code=TOO_LONG,
             )
-        if total > room:
+        if total > self.room:
             raise RequestError(
                 400,
                 f"the prompt's {prompt_tokens} tokens and {max_param} {asked} are {total} tokens; "

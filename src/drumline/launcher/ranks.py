@@ -20,6 +20,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import attrgetter
 
 import msgspec
 from msgspec.structs import replace
@@ -213,7 +214,9 @@ class Ranks:
                 return await self._all_ready()
         except TimeoutError:
             # Of those that are late, others wait for the one that came the least far.
-            late = min((rank for rank in self._ranks if rank.ready is None), key=_progress)
+            late = min(
+                (rank for rank in self._ranks if rank.ready is None), key=attrgetter("steps")
+            )
             raise PeerError(
                 f"rank {late.index} is not ready after {timeout_s:g} s, it is at {late.step!r}; "
                 "raise --startup-timeout if it only needs longer"
@@ -289,10 +292,6 @@ def _rank_environment(ours: Mapping[str, str]) -> dict[str, str]:
     if "OMP_WAIT_POLICY" in ours or "GOMP_SPINCOUNT" in ours:
         return dict(ours)
     return {**ours, "OMP_WAIT_POLICY": "PASSIVE"}
-
-
-def _progress(rank: _Rank) -> int:
-    return rank.steps
 
 
 def _distance(rank: _Rank) -> int:

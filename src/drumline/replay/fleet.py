@@ -19,6 +19,8 @@ from drumline.contract.ports import Group
 from drumline.core.errors import InvariantError
 from drumline.replay.simulator import ROUND_US, Simulation, small_specs
 
+_SOMETIMES = 0.3
+"""The share of clients that leave, and of runs in which this or that happens."""
 _MOST_ROUNDS = 1_500
 _QUIET_ROUNDS = 4
 """Rounds that an engine with nothing to do still runs, so that all it held is given back."""
@@ -79,14 +81,14 @@ def scenario(seed: int) -> Scenario:
         asked.append(one)
         when = rng.randrange(20)
         acts[one.engine, when].append(submitting(one))
-        if rng.random() < 0.3:  # noqa: PLR2004  a share of the clients leaves
+        if rng.random() < _SOMETIMES:
             acts[one.engine, when + rng.randrange(12)].append(aborting(one.rid))
-    if rng.random() < 0.3:  # noqa: PLR2004
+    if rng.random() < _SOMETIMES:
         when = rng.randrange(25)
         for engine in range(layout.data):
             # A frontend asks each engine by itself, and not all hear of it at once.
             acts[engine, when + rng.randrange(3)].append(calling(1, "flush_cache"))
-    if rng.random() < 0.3:  # noqa: PLR2004
+    if rng.random() < _SOMETIMES:
         engine, when = rng.randrange(layout.data), rng.randrange(15)
         acts[engine, when].append(calling(2, "pause_scheduler", "keep"))
         acts[engine, when + rng.randint(1, 12)].append(calling(3, "resume_scheduler"))
@@ -100,7 +102,7 @@ def scenario(seed: int) -> Scenario:
         asked=tuple(asked),
         acts=dict(acts),
         stopper=rng.randrange(layout.data),
-        closes=rng.random() < 0.3,  # noqa: PLR2004
+        closes=rng.random() < _SOMETIMES,
     )
 
 

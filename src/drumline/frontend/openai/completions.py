@@ -149,10 +149,8 @@ class CompletionCall:
         return [ids]
 
     def _fitting_default(self, service: Service, prompts: Sequence[list[int]]) -> int:
-        limits = service.limits
-        room = limits.context if limits.pool is None else min(limits.context, limits.pool)
         longest = max(map(len, prompts), default=0)
-        return max(1, min(DEFAULT_MAX_TOKENS, room - longest))
+        return max(1, min(DEFAULT_MAX_TOKENS, service.limits.room - longest))
 
     def _logprob_body(
         self, index: int, logprobs: Sequence[TokenLogprob]

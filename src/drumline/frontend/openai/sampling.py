@@ -55,7 +55,7 @@ def choice_count(fields: SamplingFields) -> int:
     count = 1 if fields.n is None else fields.n
     _check("n", count, 1, MAX_CHOICES)
     if fields.best_of is not None and fields.best_of != count:
-        raise _unsupported("best_of", "answers are not ranked; leave it out or set it to n")
+        raise unsupported("best_of", "answers are not ranked; leave it out or set it to n")
     return count
 
 
@@ -98,17 +98,13 @@ def logprob_count(name: str, value: int) -> int:
 
 def unsupported(param: str, why: str) -> RequestError:
     """Return the refusal of a parameter that would change the answer and is not honoured."""
-    return _unsupported(param, why)
+    return RequestError(400, f"{param}: {why}", param=param, code="unsupported_parameter")
 
 
 def _refuse_unsupported(fields: SamplingFields) -> None:
     kind = (fields.response_format or {}).get("type", "text")
     if kind != "text":
-        raise _unsupported("response_format", f"type {kind!r} is not supported; 'text' is")
-
-
-def _unsupported(param: str, why: str) -> RequestError:
-    return RequestError(400, f"{param}: {why}", param=param, code="unsupported_parameter")
+        raise unsupported("response_format", f"type {kind!r} is not supported; 'text' is")
 
 
 def _or(name: str, value: float | None, default: float, least: float, most: float | None) -> Any:
