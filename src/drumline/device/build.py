@@ -1,7 +1,7 @@
 """Building the device: everything complete, returned by how long it may be held.
 
-It resolves what an operator left open (float type, context, size of the KV pool)
-against the checkpoint and the machine. What is needed only at start-up stays here.
+It resolves what an operator left open (float type, context) against the checkpoint and
+the processor; `budget` does so for memory. What is needed only at start-up stays here.
 """
 
 import logging
@@ -10,20 +10,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import psutil
 import torch
 from msgspec import Struct
 
 from drumline.contract.specs import CacheGroup, DeviceSpecs, ModelFacts
 from drumline.core.clock import SystemClock
-from drumline.core.config import CacheConfig, Config, Dtype, parse_bytes
+from drumline.core.config import Config, Dtype
 from drumline.core.errors import ConfigError
 from drumline.core.model_files import find_model
 from drumline.device.attention import TorchAttention
+from drumline.device.budget import MIB, budget_of
 from drumline.device.executor import Executor
 from drumline.device.forward_thread import ForwardThread
 from drumline.device.handle import DeviceHandle
-from drumline.device.host_cache import HostCache, HostSizes
+from drumline.device.host_cache import HostCache
 from drumline.device.kv import BLOCK_TOKENS, BlockTable, KvPool
 from drumline.device.layers import Backend, TorchLinear
 from drumline.device.models.checkpoint import open_checkpoint
@@ -40,12 +40,7 @@ _DTYPES = {
     Dtype.BFLOAT16: torch.bfloat16,
     Dtype.FLOAT16: torch.float16,
 }
-_MIB = 1 << 20
 _MANY_WEIGHTS = 1_000_000_000
-_LEAST_PAGES = 2
-"""The null page, and one to use."""
-_WORKSPACE_BYTES = 256 * _MIB
-"""What a forward needs beside weights and pool, roughly."""
 
 
 class StartUp(Struct, frozen=True):
@@ -90,21 +85,17 @@ def _build(config: Config, group: TensorGroup) -> DeviceBuild:
     # Of the rank that holds most: all of a group have as many pages.
     kv_heads = most_kv_heads(model, group.size)
     page_bytes = 2 * model.layers * kv_heads * model.head_dim * BLOCK_TOKENS * dtype.itemsize
-    weight_bytes = weight_count(model, shard) * dtype.itemsize
-    # Before anything is loaded, so that an oversized model is refused and not killed. What is
-    # available is shared with the other ranks of this machine, which start at the same time.
-    available = available_bytes() // config.parallel.local_ranks
-    pages = group.least(pool_pages(config.cache, page_bytes, weight_bytes, available))
-    left = group.least(available - weight_bytes - _WORKSPACE_BYTES - pages * page_bytes)
-    sizes = host_sizes(config, pages, page_bytes, left)
+    weights = weight_count(model, shard)
+    # Before anything is loaded, so that an oversized model is refused and not killed.
+    budget = budget_of(config, page_bytes, weights * dtype.itemsize, group)
 
     device = torch.device("cpu")
     backend = Backend("torch", TorchLinear, TorchAttention)
-    with _load_threads(weight_count(model, shard)):
+    with _load_threads(weights):
         decoder = load_decoder(model, checkpoint.weights, backend, dtype, device, group)
     pool = KvPool(
         layers=model.layers,
-        blocks=pages,
+        blocks=budget.pages,
         block_tokens=BLOCK_TOKENS,
         kv_heads=len(shard.kv_heads),
         head_dim=model.head_dim,
@@ -116,7 +107,7 @@ def _build(config: Config, group: TensorGroup) -> DeviceBuild:
     # One column more than the context fills: the block a last token would be written to.
     table = BlockTable(rows, max_model_len // BLOCK_TOKENS + 1)
     executor = Executor(decoder, backend.attention(pool), sampler, rows, BLOCK_TOKENS)
-    cache = HostCache(pool, executor, sizes)
+    cache = HostCache(pool, executor, budget.host)
     load_ms = (clock.now_us() - started) // 1000
     dtype_name = str(dtype).removeprefix("torch.")
     _log.info(
@@ -127,11 +118,11 @@ def _build(config: Config, group: TensorGroup) -> DeviceBuild:
         backend.name,
         dtype_name,
         torch.get_num_threads(),
-        pages - 1,
+        budget.pages - 1,
         BLOCK_TOKENS,
-        pages * page_bytes // _MIB,
-        sizes.host_pages - 1,
-        sizes.snapshot_pages - 1,
+        budget.pool_bytes // MIB,
+        budget.host.host_pages - 1,
+        budget.host.snapshot_pages - 1,
     )
     names = config.model.served_model_name
     specs = DeviceSpecs(
@@ -144,18 +135,18 @@ def _build(config: Config, group: TensorGroup) -> DeviceBuild:
             dtype=dtype_name,
         ),
         groups=(CacheGroup(group_id="full", block_tokens=BLOCK_TOKENS),),
-        num_pages=pages,
+        num_pages=budget.pages,
         bytes_per_page=page_bytes,
         prefix_granularity=granularity,
         max_rows=config.schedule.max_num_seqs,
         max_scheduled_tokens=config.schedule.chunked_prefill_size,
         backend=backend.name,
-        num_host_pages=sizes.host_pages,
-        num_snapshot_pages=sizes.snapshot_pages,
-        max_retracted_requests=sizes.max_retracted,
+        num_host_pages=budget.host.host_pages,
+        num_snapshot_pages=budget.host.snapshot_pages,
+        max_retracted_requests=budget.host.max_retracted,
     )
     handle = DeviceHandle(executor, pool, table, sampler, cache)
-    return DeviceBuild(specs, handle, StartUp(load_ms, pages * page_bytes))
+    return DeviceBuild(specs, handle, StartUp(load_ms, budget.pool_bytes))
 
 
 @contextmanager
@@ -209,109 +200,3 @@ def has_native_bfloat16() -> bool:
         (line for line in cpuinfo.read_text().splitlines() if line.startswith("flags")), ""
     )
     return "avx512_bf16" in flags.split() or "amx_bf16" in flags.split()
-
-
-def available_bytes() -> int:
-    """Return the memory this process may still take: the machine's or its control group's."""
-    available: int = psutil.virtual_memory().available
-    limit, used = (Path("/sys/fs/cgroup") / name for name in ("memory.max", "memory.current"))
-    if limit.is_file() and used.is_file():
-        text = limit.read_text().strip()
-        if text.isdigit():
-            available = min(available, int(text) - int(used.read_text()))
-    return available
-
-
-def pool_pages(cache: CacheConfig, page_bytes: int, weight_bytes: int, available: int) -> int:
-    """Return how many pages the KV pool has, the null page included.
-
-    Raises ConfigError naming the flag that sized it where the pool holds no page, or
-    does not fit beside the weights into the `available` bytes.
-    """
-    beside = weight_bytes + _WORKSPACE_BYTES
-    if cache.max_total_tokens is not None:
-        flag = "--max-total-tokens"
-        pages = -(-cache.max_total_tokens // BLOCK_TOKENS) + 1
-    elif cache.gpu_memory_utilization is not None:
-        flag = "--gpu-memory-utilization"
-        pages = (int(available * cache.gpu_memory_utilization) - beside) // page_bytes
-    else:
-        flag = "--kv-cache-size"
-        pages = parse_bytes(flag, cache.kv_cache_size) // page_bytes
-    has = f"{available // _MIB} MiB are available"
-    if pages < _LEAST_PAGES:
-        raise ConfigError(
-            flag,
-            f"leaves room for {max(0, pages)} KV pages of {page_bytes} bytes, at least "
-            f"{_LEAST_PAGES} are needed; weights and workspace take {beside // _MIB} MiB, {has}",
-        )
-    if pages * page_bytes + beside > available:
-        raise ConfigError(
-            flag,
-            f"asks for {pages * page_bytes // _MIB} MiB of KV pages; with {beside // _MIB} MiB of "
-            f"weights and workspace that is too much: {has}",
-        )
-    return pages
-
-
-_SNAPSHOT_SHARE = 4
-"""Of what is left of the memory, one part in so many may hold suspended requests by default."""
-
-
-def host_sizes(config: Config, pages: int, page_bytes: int, left: int) -> HostSizes:
-    """Return the sizes of the host tiers beside a KV pool of `pages` pages.
-
-    `left` bytes of memory are not spoken for yet. The host cache is off by default: on a
-    CPU it would be the KV pool's own kind of memory, with copies in between. The pool of
-    suspended requests is on, as its memory is taken only once requests are suspended; one
-    of the KV pool's size holds whatever that pool had to give away at a time.
-
-    Raises ConfigError naming the flag that asks for what is not there, or for nothing.
-    """
-    cache = config.cache
-    host = _host_pages(cache, pages, page_bytes, left)
-    left -= (host - 1) * page_bytes
-    retracted = cache.retraction_snapshot_max_requests
-    if retracted is None:
-        retracted = config.schedule.max_num_seqs
-    flag = "--retraction-snapshot-host-gb"
-    asked = cache.retraction_snapshot_host_gb
-    if asked is None:
-        images = min(pages - 1, max(0, left) // _SNAPSHOT_SHARE // page_bytes)
-    else:
-        images = _fitting(flag, int(asked * 1e9), page_bytes, left) if asked else 0
-    if not images or not retracted:
-        return HostSizes(host_pages=host)
-    return HostSizes(host_pages=host, snapshot_pages=images + 1, max_retracted=retracted)
-
-
-def _host_pages(cache: CacheConfig, pages: int, page_bytes: int, left: int) -> int:
-    if not cache.kvstore:
-        if cache.kvstore_size is not None:
-            raise ConfigError("--kvstore-size", "has no effect without --enable-kvstore")
-        return 1
-    if not cache.prefix_caching:
-        raise ConfigError(
-            "--enable-kvstore",
-            "keeps the pages of prefixes, which --disable-prefix-caching forbids",
-        )
-    if cache.kvstore_size is None:
-        flag, size = "--kvstore-ratio", int((pages - 1) * page_bytes * cache.kvstore_ratio)
-    else:
-        flag = "--kvstore-size"
-        size = parse_bytes(flag, cache.kvstore_size, "gb")
-    return _fitting(flag, size, page_bytes, left) + 1
-
-
-def _fitting(flag: str, size: int, page_bytes: int, left: int) -> int:
-    """Return how many pages `size` bytes hold. Raises ConfigError if it is none, or too many."""
-    pages = size // page_bytes
-    if not pages:
-        raise ConfigError(flag, f"{size} bytes hold no page, which takes {page_bytes} bytes")
-    if pages * page_bytes > left:
-        raise ConfigError(
-            flag,
-            f"asks for {pages * page_bytes // _MIB} MiB of host memory; beside weights, workspace "
-            f"and KV pool {max(0, left) // _MIB} MiB are left",
-        )
-    return pages

@@ -10,7 +10,9 @@ import torch
 from drumline.contract.specs import AttentionKind, CacheGroup
 from drumline.core.config import CacheConfig, Dtype
 from drumline.core.errors import ConfigError, InvariantError
+from drumline.device import budget
 from drumline.device import build as builder
+from drumline.device.budget import pool_pages
 from drumline.device.forward_thread import ForwardThread
 
 from .conftest import Rig, small_config
@@ -124,9 +126,7 @@ def test_half_precision_serves_and_halves_the_pages(checkpoint, dtype):
 
 
 def pages(available_mib=1024, weights_mib=100, **cache):
-    return builder.pool_pages(
-        CacheConfig(**cache), PAGE_BYTES, weights_mib * MIB, available_mib * MIB
-    )
+    return pool_pages(CacheConfig(**cache), PAGE_BYTES, weights_mib * MIB, available_mib * MIB)
 
 
 def test_the_pool_is_as_large_as_was_asked():
@@ -154,7 +154,7 @@ def test_a_pool_that_cannot_be_is_refused_with_its_flag_and_numbers(how, flag, n
 
 
 def test_memory_is_asked_for_before_weights_are_read(checkpoint, thread, monkeypatch):
-    monkeypatch.setattr(builder, "available_bytes", lambda: 10 * MIB)
+    monkeypatch.setattr(budget, "available_bytes", lambda: 10 * MIB)
     monkeypatch.setattr(builder, "load_decoder", None)
     with pytest.raises(ConfigError, match="10 MiB are available"):
         builder.build(small_config(checkpoint("llama")[1]), thread)

@@ -15,7 +15,7 @@ from drumline.contract.ports import LogprobPlan
 from drumline.contract.request import Sampling
 from drumline.core.config import CacheConfig, Config, Dtype, ModelConfig, ScheduleConfig
 from drumline.core.errors import ConfigError, InvariantError
-from drumline.device.build import host_sizes
+from drumline.device.budget import host_sizes
 from drumline.device.host_cache import HostPool, HostSizes
 from drumline.device.kv import KvPool
 

@@ -1,0 +1,153 @@
+"""How memory is shared out: weights, the KV pool, and the host tiers beside it.
+
+It turns what an operator asked for and what the machine has left into numbers of pages,
+and allocates nothing.
+"""
+
+from pathlib import Path
+
+import psutil
+from msgspec import Struct
+
+from drumline.core.config import CacheConfig, Config, parse_bytes
+from drumline.core.errors import ConfigError
+from drumline.device.host_cache import HostSizes
+from drumline.device.kv import BLOCK_TOKENS
+from drumline.device.parallel import TensorGroup
+
+MIB = 1 << 20
+
+_LEAST_PAGES = 2
+"""The null page, and one to use."""
+_WORKSPACE_BYTES = 256 * MIB
+"""What a forward needs beside weights and pool, roughly."""
+
+
+class Budget(Struct, frozen=True):
+    """What there is memory for. Pages count the null page."""
+
+    pages: int
+    page_bytes: int
+    host: HostSizes
+
+    @property
+    def pool_bytes(self) -> int:
+        return self.pages * self.page_bytes
+
+
+def budget_of(config: Config, page_bytes: int, weight_bytes: int, group: TensorGroup) -> Budget:
+    """Return what fits beside this rank's weights; the same on every member of `group`.
+
+    Collective: every member. Raises ConfigError naming the flag that asks for too much.
+    """
+    # Shared with the other ranks of this machine, which start at the same time.
+    available = available_bytes() // config.parallel.local_ranks
+    pages = group.least(pool_pages(config.cache, page_bytes, weight_bytes, available))
+    left = group.least(available - weight_bytes - _WORKSPACE_BYTES - pages * page_bytes)
+    return Budget(pages, page_bytes, host_sizes(config, pages, page_bytes, left))
+
+
+def available_bytes() -> int:
+    """Return the memory this process may still take: the machine's or its control group's."""
+    available: int = psutil.virtual_memory().available
+    limit, used = (Path("/sys/fs/cgroup") / name for name in ("memory.max", "memory.current"))
+    if limit.is_file() and used.is_file():
+        text = limit.read_text().strip()
+        if text.isdigit():
+            available = min(available, int(text) - int(used.read_text()))
+    return available
+
+
+def pool_pages(cache: CacheConfig, page_bytes: int, weight_bytes: int, available: int) -> int:
+    """Return how many pages the KV pool has, the null page included.
+
+    Raises ConfigError naming the flag that sized it where the pool holds no page, or
+    does not fit beside the weights into the `available` bytes.
+    """
+    beside = weight_bytes + _WORKSPACE_BYTES
+    if cache.max_total_tokens is not None:
+        flag = "--max-total-tokens"
+        pages = -(-cache.max_total_tokens // BLOCK_TOKENS) + 1
+    elif cache.gpu_memory_utilization is not None:
+        flag = "--gpu-memory-utilization"
+        pages = (int(available * cache.gpu_memory_utilization) - beside) // page_bytes
+    else:
+        flag = "--kv-cache-size"
+        pages = parse_bytes(flag, cache.kv_cache_size) // page_bytes
+    has = f"{available // MIB} MiB are available"
+    if pages < _LEAST_PAGES:
+        raise ConfigError(
+            flag,
+            f"leaves room for {max(0, pages)} KV pages of {page_bytes} bytes, at least "
+            f"{_LEAST_PAGES} are needed; weights and workspace take {beside // MIB} MiB, {has}",
+        )
+    if pages * page_bytes + beside > available:
+        raise ConfigError(
+            flag,
+            f"asks for {pages * page_bytes // MIB} MiB of KV pages; with {beside // MIB} MiB of "
+            f"weights and workspace that is too much: {has}",
+        )
+    return pages
+
+
+_SNAPSHOT_SHARE = 4
+"""Of what is left of the memory, one part in so many may hold suspended requests by default."""
+
+
+def host_sizes(config: Config, pages: int, page_bytes: int, left: int) -> HostSizes:
+    """Return the sizes of the host tiers beside a KV pool of `pages` pages.
+
+    `left` bytes of memory are not spoken for yet. The host cache is off by default: on a
+    CPU it would be the KV pool's own kind of memory, with copies in between. The pool of
+    suspended requests is on, as its memory is taken only once requests are suspended; one
+    of the KV pool's size holds whatever that pool had to give away at a time.
+
+    Raises ConfigError naming the flag that asks for what is not there, or for nothing.
+    """
+    cache = config.cache
+    host = _host_pages(cache, pages, page_bytes, left)
+    left -= (host - 1) * page_bytes
+    retracted = cache.retraction_snapshot_max_requests
+    if retracted is None:
+        retracted = config.schedule.max_num_seqs
+    flag = "--retraction-snapshot-host-gb"
+    asked = cache.retraction_snapshot_host_gb
+    if asked is None:
+        images = min(pages - 1, max(0, left) // _SNAPSHOT_SHARE // page_bytes)
+    else:
+        images = _fitting(flag, int(asked * 1e9), page_bytes, left) if asked else 0
+    if not images or not retracted:
+        return HostSizes(host_pages=host)
+    return HostSizes(host_pages=host, snapshot_pages=images + 1, max_retracted=retracted)
+
+
+def _host_pages(cache: CacheConfig, pages: int, page_bytes: int, left: int) -> int:
+    if not cache.kvstore:
+        if cache.kvstore_size is not None:
+            raise ConfigError("--kvstore-size", "has no effect without --enable-kvstore")
+        return 1
+    if not cache.prefix_caching:
+        raise ConfigError(
+            "--enable-kvstore",
+            "keeps the pages of prefixes, which --disable-prefix-caching forbids",
+        )
+    if cache.kvstore_size is None:
+        flag, size = "--kvstore-ratio", int((pages - 1) * page_bytes * cache.kvstore_ratio)
+    else:
+        flag = "--kvstore-size"
+        size = parse_bytes(flag, cache.kvstore_size, "gb")
+    return _fitting(flag, size, page_bytes, left) + 1
+
+
+def _fitting(flag: str, size: int, page_bytes: int, left: int) -> int:
+    """Return how many pages `size` bytes hold. Raises ConfigError if it is none, or too many."""
+    pages = size // page_bytes
+    if not pages:
+        raise ConfigError(flag, f"{size} bytes hold no page, which takes {page_bytes} bytes")
+    if pages * page_bytes > left:
+        raise ConfigError(
+            flag,
+            f"asks for {pages * page_bytes // MIB} MiB of host memory; beside weights, workspace "
+            f"and KV pool {max(0, left) // MIB} MiB are left",
+        )
+    return pages
