@@ -38,7 +38,7 @@ bench: setup ## benchmarks, as a table and as JSON in benchmarks/results
 	$(BIN)/python benchmarks/run.py $(ARGS)
 
 soak: setup ## long random runs: the scheduler beside the published one, a million rounds for memory
-	DRUMLINE_SOAK_EVENTS=5000 $(BIN)/pytest tests/unit/scheduler $(ARGS)
+	DRUMLINE_SOAK_EVENTS=5000 DRUMLINE_SOAK_ROUNDS=1000000 $(BIN)/pytest tests/unit/scheduler $(ARGS)
 	$(BIN)/python benchmarks/round.py --soak 1000000 --json benchmarks/results/soak.json
 
 check: lint test ## what must be green before a commit

@@ -33,6 +33,8 @@ class SchedulerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     overlap_depth: int = 0
     """Forwards that may be planned before the one ahead of them is committed: 0 or 1."""
     mixed_batch: bool = True
+    mixed_prefill_tokens: int | None = None
+    """Prompt tokens that a batch with decodes may feed beside them; None is what is left."""
     prefix_caching: bool = True
     share_in_flight: bool = True
     """A request waits for the prefix that another one is computing now."""
@@ -71,6 +73,8 @@ class SchedulerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             raise ConfigError("num_pages", f"must be at least 2, not {self.num_pages}")
         if self.overlap_depth not in (0, 1):
             raise ConfigError("overlap_depth", f"must be 0 or 1, not {self.overlap_depth}")
+        if self.mixed_prefill_tokens is not None and self.mixed_prefill_tokens < 1:
+            raise ConfigError("mixed_prefill_tokens", f"{self.mixed_prefill_tokens} is below 1")
         if self.num_snapshot_pages < 1 or (self.num_snapshot_pages > 1) != (
             self.max_retracted_requests > 0
         ):

@@ -225,6 +225,8 @@ class Scheduler:
                 decodes = self._decoding.plan(draft, budget)
             if decodes is not None:
                 budget -= len(decodes.rows) * self._config.decode_tokens
+                if self._config.mixed_prefill_tokens is not None:
+                    budget = min(budget, self._config.mixed_prefill_tokens)
             return self._admission.plan(draft, budget), decodes
         chunks = self._admission.plan(draft, budget)
         if not chunks and self._decoding.size:
