@@ -376,6 +376,55 @@ def test_the_frontend_may_come_later_than_the_engine():
     frontend.close()
 
 
+def loads_sent(link, count):
+    """Have the link send loads, each waking its thread up."""
+    for _ in range(count):
+        link.send(OutputColumns(), LOAD)
+        time.sleep(0.005)
+
+
+def test_what_is_sent_before_the_frontend_comes_shortens_no_wait(caplog):
+    earlier = BareFrontend()
+    address = earlier.address
+    earlier.close()
+    link = Transport(address, registration())
+    link.start()
+    loads_sent(link, 60)
+    assert not link.closed
+    assert not caplog.records
+    frontend = BareFrontend(address)
+    frontend.accept()
+    assert frontend.output()[0] == "BatchTokenIDOutSlim"
+    link.close()
+    frontend.close()
+
+
+def test_a_wait_for_the_frontend_is_reported_and_bounded(monkeypatch, caplog):
+    monkeypatch.setattr("drumline.control.transport.link._REPORT_S", 0.1)
+    monkeypatch.setattr("drumline.control.transport.link.INIT_TIMEOUT_S", 0.35)
+    link = Transport("tcp://127.0.0.1:9", registration())
+    link.start()
+    with pytest.raises(PeerError, match=r"no frontend answered at tcp://127.0.0.1:9"):
+        link.ready(TIMEOUT_S)
+    assert 1 <= sum("still waiting" in record.message for record in caplog.records) <= 3
+    link.close()
+
+
+def test_what_is_sent_lengthens_no_wait_for_a_connection(monkeypatch):
+    monkeypatch.setattr("drumline.control.transport.link.CONNECT_TIMEOUT_S", 0.3)
+    frontend = BareFrontend()
+    link = Transport(frontend.address, registration())
+    link.start()
+    identity, _ = frontend.handshake.recv_multipart()
+    nowhere = Addresses(inputs=["tcp://127.0.0.1:9"], outputs=["tcp://127.0.0.1:9"])
+    frontend.handshake.send_multipart([identity, encode(Init(addresses=nowhere))])
+    loads_sent(link, 120)
+    assert link.closed
+    assert "cannot be reached" in link.failure
+    link.close()
+    frontend.close()
+
+
 def test_a_link_that_waits_for_its_frontend_can_be_closed():
     link = Transport("tcp://127.0.0.1:9", registration())
     link.start()

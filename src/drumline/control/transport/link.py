@@ -8,6 +8,7 @@ It knows no scheduler and no request's state, and decides nothing about requests
 """
 
 import logging
+import math
 import os
 import threading
 from collections import deque
@@ -18,8 +19,10 @@ from zmq.utils.monitor import recv_monitor_message
 
 from drumline.contract.messages import AbortAsked, CallAsked, CallReply, Message
 from drumline.contract.outputs import Load, OutputColumns
+from drumline.contract.ports import Clock
 from drumline.control.transport.intake import submitted
 from drumline.control.transport.outgoing import slim
+from drumline.core.clock import SystemClock
 from drumline.core.errors import PeerError
 from drumline.wire.codec import Buffer, MalformedFrameError, decode_any, encode
 from drumline.wire.control import (
@@ -41,9 +44,9 @@ from drumline.wire.output import ENGINE_CORE_DEAD, ControlReplySlim
 
 log = logging.getLogger(__name__)
 
-INIT_TIMEOUT_S = 600
-CONNECT_TIMEOUT_S = 60
-_SLICE_S = 30
+INIT_TIMEOUT_S = 600.0
+CONNECT_TIMEOUT_S = 60.0
+_REPORT_S = 30.0
 _LINGER_MS = 1000
 _MESSAGES_A_TURN = 64
 _REFUSALS_LOGGED = 10
@@ -59,11 +62,17 @@ class Transport:
     """
 
     def __init__(
-        self, handshake: str, registration: Registration, *, engine_index: int = 0
+        self,
+        handshake: str,
+        registration: Registration,
+        *,
+        engine_index: int = 0,
+        clock: Clock | None = None,
     ) -> None:
         self._handshake = handshake
         self._registration = registration
         self._engine_index = engine_index
+        self._clock = clock or SystemClock()
         self._inbox: list[Message] = []
         self._arrived = threading.Condition()
         self._outbox: deque[tuple[OutputColumns, Load] | CallReply] = deque()
@@ -214,8 +223,12 @@ class Transport:
         poller = zmq.Poller()
         poller.register(socket, zmq.POLLIN)
         poller.register(self._wake_fd, zmq.POLLIN)
-        for waited_s in range(_SLICE_S, INIT_TIMEOUT_S + 1, _SLICE_S):
-            ready = dict(poller.poll(_SLICE_S * 1000))
+        began_us = self._clock.now_us()
+        waited_s, report_s = 0.0, _REPORT_S
+        # By the clock: what the loop wants to send meanwhile wakes the poll up, too.
+        while waited_s < INIT_TIMEOUT_S:
+            left_s = min(report_s, INIT_TIMEOUT_S) - waited_s
+            ready = dict(poller.poll(math.ceil(left_s * 1000)))
             if self._stopping:
                 return None
             if self._wake_fd in ready:
@@ -225,10 +238,15 @@ class Transport:
                 if not init.addresses.inputs or not init.addresses.outputs:
                     raise MalformedFrameError("the frontend's INIT names no addresses")
                 socket.send(encode(Greeting(status="READY")))
-                socket.close(CONNECT_TIMEOUT_S * 1000)
+                socket.close(int(CONNECT_TIMEOUT_S * 1000))
                 return init.addresses
-            log.warning("no frontend at %s after %d s, still waiting", self._handshake, waited_s)
-        raise PeerError(f"no frontend answered at {self._handshake} within {INIT_TIMEOUT_S} s")
+            waited_s = (self._clock.now_us() - began_us) / 1e6
+            if report_s <= waited_s < INIT_TIMEOUT_S:
+                log.warning(
+                    "no frontend at %s after %d s, still waiting", self._handshake, waited_s
+                )
+                report_s += _REPORT_S
+        raise PeerError(f"no frontend answered at {self._handshake} within {INIT_TIMEOUT_S:g} s")
 
     def _serve(
         self,
@@ -247,11 +265,14 @@ class Transport:
         poller = zmq.Poller()
         for source in (requests, monitor, self._wake_fd):
             poller.register(source, zmq.POLLIN)
+        until_us = self._clock.now_us() + int(CONNECT_TIMEOUT_S * 1e6)
         while not self._stopping:
-            timeout = None if self._registered.is_set() else CONNECT_TIMEOUT_S * 1000
-            ready = dict(poller.poll(timeout))
-            if not ready:
-                raise PeerError(f"the frontend's {addresses.inputs[0]} cannot be reached")
+            left_ms = None
+            if not self._registered.is_set():
+                left_ms = math.ceil((until_us - self._clock.now_us()) / 1000)
+                if left_ms <= 0:
+                    raise PeerError(f"the frontend's {addresses.inputs[0]} cannot be reached")
+            ready = dict(poller.poll(left_ms))
             if self._wake_fd in ready:
                 self._drain_wakes()
             if requests in ready:
