@@ -74,7 +74,8 @@ class Ingress:
             RequestSpec(
                 rid=asked.rid,
                 tokens=asked.input_ids,
-                max_new_tokens=budget,
+                # Nothing is reserved for an answer nobody bounded: almost all end long before.
+                max_new_tokens=0 if asked.max_new_tokens is None else budget,
                 page_digests=asked.page_digests,
             ),
         )

@@ -106,6 +106,7 @@ class Simulation:
         failing: Callable[[CacheOp], bool] = lambda _op: False,
         mixed_batch: bool = True,
         prefix_caching: bool = True,
+        force_retraction_interval: int = 0,
         replica: Group | None = None,
         world: Group | None = None,
         members: tuple[int, ...] = (),
@@ -125,6 +126,9 @@ class Simulation:
                 overlap_depth=depth,
                 mixed_batch=mixed_batch,
                 prefix_caching=prefix_caching,
+                num_snapshot_pages=self.specs.num_snapshot_pages,
+                max_retracted_requests=self.specs.max_retracted_requests,
+                debug_force_retraction_interval=force_retraction_interval,
             )
         )
         self.loop = EventLoop(

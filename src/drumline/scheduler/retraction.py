@@ -59,6 +59,7 @@ class Retraction:
         "_pool",
         "_publication",
         "_requests",
+        "_resumed",
         "_rows",
         "_slots",
         "_snapshots",
@@ -96,6 +97,9 @@ class Retraction:
         self._slots = deque(range(1, config.max_retracted_requests + 1))
         self._images: dict[str, Image] = {}
         self._lost: list[Request] = []
+        self._resumed: dict[str, int] = {}
+        """The tokens a request had when it came back; forced away before it has more, it would
+        never get on."""
 
     def __len__(self) -> int:
         return len(self._images)
@@ -134,7 +138,7 @@ class Retraction:
         if not self._interval:
             return
         if draft.round % self._interval == 0:
-            victim = self._victim(quiet_only=False)
+            victim = self._victim(forced=True)
             if victim is not None and self._refusal(victim) is None:
                 self._decoding.hold_back(victim)
         for victim in self._decoding.held_back():
@@ -145,12 +149,19 @@ class Retraction:
                 else:
                     self._decoding.let_go(victim)
 
-    def _victim(self, quiet_only: bool = True) -> Request | None:
-        """Return the decoding request that would free most, the newest of equals."""
+    def _victim(self, forced: bool = False) -> Request | None:
+        """Return the decoding request that would free most, the newest of equals.
+
+        Only those that no result is under way for, or, if forced, that got on since they
+        were suspended last.
+        """
         best: Request | None = None
         most = -1
         for request in self._decoding.requests():
-            if quiet_only and self._rows.outstanding[request.row]:
+            if forced:
+                if self._rows.known[request.row] <= self._resumed.get(request.rid, 0):
+                    continue
+            elif self._rows.outstanding[request.row]:
                 continue
             blocks = np.concatenate(self._tables.row_blocks(request.row))
             exclusive = len(self._pool.parents(blocks[self._pool.refs[blocks] == 1]))
@@ -284,6 +295,7 @@ class Retraction:
         del self._images[request.rid]
         if ok:
             self._requests.move(request, Move.RESTORED)
+            self._resumed[request.rid] = int(self._rows.known[request.row])
             self._decoding.resume(request)
         else:
             self._lost.append(request)
@@ -292,6 +304,7 @@ class Retraction:
         """Forget a request that ended; its image goes when no operation touches it."""
         if request in self._lost:
             self._lost.remove(request)
+        self._resumed.pop(request.rid, None)
         image = self._images.pop(request.rid, None)
         if image is None:
             return
