@@ -13,6 +13,7 @@ from drumline.contract.layout import Layout
 from drumline.core.errors import InvariantError
 from drumline.replay.arithmetic import answer
 from drumline.replay.fleet import Asked, Scenario, play, scenario, submitting
+from drumline.replay.simulator import small_specs
 
 SEEDS = int(os.environ.get("SEEDS", "1000"))
 PARTS = 8
@@ -84,7 +85,7 @@ def test_a_flipped_row_is_reported_at_the_next_head_with_round_rank_and_field(la
     acts = {(one.engine, 0): [submitting(one)] for one in asked}
     # The plane of the rank that goes astray is too slow to run the wrong plan in that round.
     lags = (1 << 20,) * layout.size
-    played = Scenario(layout, 1, 65, 8, lags, asked, acts)
+    played = Scenario(layout, 1, small_specs(), lags, asked, acts)
     astray = layout.size - 1
     loops = {}
 

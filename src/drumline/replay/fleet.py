@@ -16,6 +16,7 @@ from drumline.collective.in_process import InProcessMesh, run_ranks
 from drumline.collective.solo import SoloGroup
 from drumline.contract.layout import Layout
 from drumline.contract.ports import Group
+from drumline.contract.specs import DeviceSpecs
 from drumline.core.errors import InvariantError
 from drumline.replay.simulator import ROUND_US, Simulation, small_specs
 
@@ -44,8 +45,7 @@ class Scenario(Struct, frozen=True):
 
     layout: Layout
     depth: int
-    num_pages: int
-    max_rows: int
+    specs: DeviceSpecs
     lags: tuple[int, ...]
     """By rank: operations that stay queued at most; a slow rank has many."""
     asked: tuple[Asked, ...]
@@ -93,11 +93,17 @@ def scenario(seed: int) -> Scenario:
         acts[engine, when].append(calling(2, "pause_scheduler", "keep"))
         acts[engine, when + rng.randint(1, 12)].append(calling(3, "resume_scheduler"))
     slow = rng.choice((0, 0, 3, 1 << 20))
+    suspends = rng.random() < 0.5  # noqa: PLR2004
     return Scenario(
         layout=layout,
         depth=rng.randrange(2),
-        num_pages=rng.choice((33, 65)),
-        max_rows=rng.choice((2, 8)),
+        specs=small_specs(
+            num_pages=rng.choice((17, 33, 65)),
+            max_rows=rng.choice((2, 8)),
+            num_host_pages=rng.choice((1, 33)),
+            num_snapshot_pages=33 if suspends else 1,
+            max_retracted_requests=4 if suspends else 0,
+        ),
         lags=tuple(rng.choice((0, slow)) for _ in range(layout.size)),
         asked=tuple(asked),
         acts=dict(acts),
@@ -146,9 +152,11 @@ class Fleet:
         replica, world = layout.replica(rank), layout.peers(rank)
         lags, most = random.Random(self._seed + rank), self.played.lags[rank]
         sim = self.sims[rank] = Simulation(
-            small_specs(num_pages=self.played.num_pages, max_rows=self.played.max_rows),
+            self.played.specs,
             depth=self.played.depth,
             lag=lambda: lags.randint(0, most),
+            # Copies land when they land, on each rank.
+            delay=lambda _op: lags.randrange(4),
             replica=_group(mesh, replica, "replica"),
             world=_group(mesh, world, "world"),
             members=replica,
