@@ -104,3 +104,22 @@ def test_a_flipped_row_is_reported_at_the_next_head_with_round_rank_and_field(la
     assert told.groups() == ("7", str(astray), "rows", str(first))
     for rank in layout.replica(astray):
         assert loops[rank]._records[-1].digest.round == 7, "no further plan was made"
+
+
+def test_a_replica_with_something_to_do_is_not_kept_waiting_by_an_idle_one():
+    asked = (Asked(engine=0, rid="r", prompt=(1, 2, 3), limit=12, seed=1),)
+    played = Scenario(
+        Layout(1, 2), 0, small_specs(), (0, 0), asked, {(0, 0): [submitting(asked[0])]}
+    )
+    fleet = play(played, 1)
+    fleet.check()
+    idle = fleet.sims[1]
+    busy_rounds = [tokens for _, tokens in fleet.forwards[1]]
+    assert busy_rounds == [(3, 0)] + [(1, 0)] * 11
+    waits = [
+        later.now_us - earlier.now_us > 5_000
+        for earlier, later in zip(idle.loop._records, list(idle.loop._records)[1:], strict=False)
+    ]
+    # It waits before the first forward and after the last, and in no round between.
+    assert waits[1:12] == [False] * 11
+    assert all(waits[14:])

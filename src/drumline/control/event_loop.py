@@ -239,9 +239,14 @@ class EventLoop:
     @property
     def idle(self) -> bool:
         """Whether only a message could give this rank or its peers something to do."""
-        if self._in_flight or self._cache_ops.open or not self._world_idle:
-            return False
-        return self._controls.frozen or not self._scheduling
+        return self._world_idle and not self._busy
+
+    @property
+    def _busy(self) -> bool:
+        """Whether a round gives this rank something to do without any message."""
+        if self._in_flight or self._cache_ops.open:
+            return True
+        return self._scheduling and not self._controls.frozen
 
     @property
     def _scheduling(self) -> bool:
@@ -359,14 +364,14 @@ class EventLoop:
                 self._lengths, self._tokens = batch.input_lengths, batch.tokens
             tokens = self._tokens
         if self._world.size == 1:
-            self._world_idle = not tokens
             return None, stop
-        mine = [0, 0, 0, int(stop)]
+        mine = [0, 0, 0, int(stop), int(self._busy)]
         if tokens and batch is not None:
-            mine = [tokens, batch.size, batch.extends, int(stop)]
-        every, rows, extends, stops = zip(*self._world.all_gather_ints(mine), strict=True)
-        self._world_idle = not any(every)
-        return DpRound(every, rows, extends, not (tokens or self._world_idle)), any(stops)
+            mine[:3] = tokens, batch.size, batch.extends
+        every, rows, extends, stops, busy = zip(*self._world.all_gather_ints(mine), strict=True)
+        # Whoever waits for a message keeps the others waiting, in the next exchange.
+        self._world_idle = not any(busy)
+        return DpRound(every, rows, extends, not tokens and any(every)), any(stops)
 
     def _gather(self, plan: Plan, dp: DpRound | None) -> Dispatch:
         """Gather what a forward reads besides its plan."""

@@ -14,7 +14,7 @@ import setproctitle
 from drumline.contract.layout import Layout
 from drumline.contract.startup import EXIT_FAILED, EXIT_OPERATOR
 from drumline.core.config import LogLevel
-from drumline.core.errors import ConfigError
+from drumline.core.errors import ConfigError, PeerError
 from drumline.core.log import configure
 from drumline.rank.lifeline import Reports, die_with, read_settings, watch_launcher
 
@@ -46,6 +46,11 @@ def main() -> int:
         _log.debug("refused to start", exc_info=True)
         reports.failed(error, EXIT_OPERATOR)
         return EXIT_OPERATOR
+    except PeerError as error:
+        # Its traceback would only say where this rank was when another one went.
+        _log.error("the rank stops at %r: %s", reports.step, error)
+        reports.failed(error, EXIT_FAILED)
+        return EXIT_FAILED
     except BaseException as error:
         _log.critical("the rank stops at %r", reports.step, exc_info=True)
         reports.failed(error, EXIT_FAILED)
