@@ -159,16 +159,14 @@ class Admission:
             match = self._matcher.match(request, self._cap(request))
         if self._pending(request, match):
             return Verdict.PREFIX_PENDING
-        tokens = min(budget, request.prompt_tokens - match.tokens)
-        targets = self._targets(request, match.tokens + tokens)
-        held = [part[part > 0] for part in (*match.blocks, *match.tails)]
-        for blocks in held:
-            self._pool.hold(blocks)
-        needs = self._tables.needs(targets, match.tokens, match.pages)
-        if not self._pool.make_room(needs):
-            for blocks in held:
-                self._pool.release(blocks)
+        targets = self._hold(request, match, budget)
+        if targets is None and match.tails:
+            # A tail takes room twice, shared and copied: that may be what does not fit.
+            match = self._matcher.match(request, self._cap(request), tails=False)
+            targets = self._hold(request, match, budget)
+        if targets is None:
             return Verdict.NO_ROOM
+        tokens = min(budget, request.prompt_tokens - match.tokens)
         self._epoch += 1
         request.epoch = self._epoch
         row = request.row = self._rows.take(request)
@@ -181,6 +179,23 @@ class Admission:
         if self._sharing:
             self._publication.promise(request)
         return self._feed(request, tokens)
+
+    def _hold(self, request: Request, match: Match, budget: int) -> list[int] | None:
+        """Hold a match's blocks, and have room for what comes behind it.
+
+        Returns the tokens that each group then has room for; None, and nothing happened,
+        when there is no room.
+        """
+        tokens = min(budget, request.prompt_tokens - match.tokens)
+        targets = self._targets(request, match.tokens + tokens)
+        held = [part[part > 0] for part in (*match.blocks, *match.tails)]
+        for blocks in held:
+            self._pool.hold(blocks)
+        if self._pool.make_room(self._tables.needs(targets, match.tokens, match.pages)):
+            return targets
+        for blocks in held:
+            self._pool.release(blocks)
+        return None
 
     def _cap(self, request: Request) -> int:
         """Prompt tokens that may come from the cache: the last one never does."""

@@ -26,8 +26,8 @@ class Matcher:
         self._index = index
         self._tables = tables
 
-    def match(self, request: Request, cap: int) -> Match:
-        """Return what is cached of the first `cap` tokens of a prompt."""
+    def match(self, request: Request, cap: int, *, tails: bool = True) -> Match:
+        """Return what is cached of the first `cap` tokens of a prompt, in `tails` or pages."""
         index, tables = self._index, self._tables
         digests = request.digests[: cap // self._page]
         # Without a group that keeps all, early boundaries may be gone and later ones not.
@@ -41,7 +41,7 @@ class Matcher:
                 if np.count_nonzero(present) < len(present):
                     reach = int(np.argmin(present)) // slots
         for pages in self._candidates(reach):
-            tail = self._tail(request, pages, cap, cells)
+            tail = self._tail(request, pages, cap, cells) if tails else None
             if tail is not None:
                 return self._found(pages, tail[1], reach, cells, tail[0])
             if pages == 0 or self._supports(cells, pages * self._page, pages):

@@ -136,3 +136,15 @@ def test_clearing_waits_for_cached_pages_that_are_held():
     rig.finish("a")
     assert rig.scheduler.clear()
     assert rig.scheduler.empty_pages == 31
+
+
+def test_a_tail_that_does_not_fit_beside_its_copy_is_computed_again():
+    rig = Rig(num_pages=9, prefix_granularity=8)
+    rig.submit("a", 22)
+    rig.round()
+    rig.round()
+    rig.finish("a")
+    rig.submit("b", [*range(22), 70, 71, 72], max_new_tokens=3)
+    plan = rig.round()
+    assert rig.rids(plan) == ["b"]
+    assert rig.scheduler.cached_tokens("b") == 16
