@@ -173,8 +173,9 @@ class Retraction:
         """Return why there is no place for the request's image, or None."""
         if not self._snapshots.num_parents > 1:
             return AbortReason.OUT_OF_PAGES, (
-                "no free page for a decode, nothing will free one, and there is no pool to "
-                "suspend a request to"
+                f"none of {self._pool.num_parents - 1} pages is free for a decode, nothing will "
+                f"free one for the {self._decoding.size} requests that decode, and there is no "
+                "pool to suspend a request to"
             )
         if not self._slots:
             return AbortReason.IMAGE_DOES_NOT_FIT, (

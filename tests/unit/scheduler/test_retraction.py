@@ -78,7 +78,7 @@ def test_nobody_new_is_admitted_before_the_suspended():
         (
             {"num_snapshot_pages": 1, "max_retracted_requests": 0},
             AbortReason.OUT_OF_PAGES,
-            "there is no pool to suspend a request to",
+            "none of 8 pages is free for a decode",
         ),
         (
             {"num_snapshot_pages": 2},
