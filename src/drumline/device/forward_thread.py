@@ -98,9 +98,11 @@ class ForwardThread:
         return value  # type: ignore[return-value]  # None only where T is
 
     def stop(self, timeout_s: float = 60.0) -> None:
-        """Run what is queued, then end the thread. Idempotent."""
+        """Run what is queued, then end the thread, which is waited for `timeout_s`. Idempotent."""
         self._queue.put(None)
         self._thread.join(timeout_s)
+        if self.alive:
+            _log.warning("the forward thread did not end within %g s", timeout_s)
 
     def _put(self, run: Callable[[], T], *, vital: bool) -> Answer[T]:
         answer: Answer[T] = Answer(self)
