@@ -1,5 +1,6 @@
 """What the link makes of requests, whatever they hold."""
 
+import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -65,3 +66,9 @@ def test_a_damaged_request_is_taken_refused_or_no_message(request, data):
     except MalformedFrameError:
         return
     assert message.request.rid
+
+
+def test_the_hottest_temperature_is_one_that_float32_holds():
+    hottest = SamplingParams(temperature=1e308)
+    asked = TokenizedGenerateReqInput(rid="a", input_ids=[1], sampling_params=hottest)
+    assert np.isfinite(np.float32(submitted(encode(asked), 4).request.sampling.temperature))
