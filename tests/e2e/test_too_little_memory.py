@@ -1,0 +1,269 @@
+"""A real model on a KV pool too small for what is asked of it: nothing is lost, all is as before.
+
+The whole rank but its wire runs in this process: scheduler, loop and device.
+"""
+
+import os
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from drumline.collective.solo import SoloGroup
+from drumline.contract.messages import AbortAsked, Submitted
+from drumline.contract.request import GenerateRequest, Sampling
+from drumline.control.event_loop import EventLoop, Ranks
+from drumline.control.ingress import Limits
+from drumline.core.config import CacheConfig, Config, Dtype, ModelConfig, ScheduleConfig
+from drumline.core.hashing import page_digests
+from drumline.device.build import build
+from drumline.device.data_plane import QueuedDataPlane
+from drumline.device.forward_thread import ForwardThread
+from drumline.replay.clock import ManualClock
+from drumline.replay.frontend import ScriptedFrontend
+from drumline.scheduler.config import SchedulerConfig
+from drumline.scheduler.scheduler import Scheduler
+
+CONTEXT = 160
+PROMPT = 60
+ROUNDS = 20_000
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    """A directory with a small model of random weights that never ends by itself."""
+    config = transformers.LlamaConfig(
+        vocab_size=320,
+        hidden_size=64,
+        intermediate_size=112,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=CONTEXT,
+        eos_token_id=None,
+    )
+    torch.manual_seed(5)
+    directory = tmp_path_factory.mktemp("tiny")
+    transformers.AutoModelForCausalLM.from_config(config).float().save_pretrained(directory)
+    return str(directory)
+
+
+class Rank:
+    """An engine of one rank without a wire, run by hand."""
+
+    def __init__(self, model, dtype=Dtype.FLOAT32, *, pages, seqs=16, context=None, **cache):
+        config = Config(
+            model=ModelConfig(model=model, dtype=dtype, max_model_len=context),
+            cache=CacheConfig(max_total_tokens=16 * pages, **cache),
+            schedule=ScheduleConfig(max_num_seqs=seqs, chunked_prefill_size=256),
+        )
+        thread = ForwardThread()
+        built = build(config, thread)
+        self.specs = built.specs
+        self.scheduler = Scheduler(SchedulerConfig.of(built.specs, config))
+        self.plane = QueuedDataPlane(built.handle, thread)
+        self.fed = 0
+        self.clock = ManualClock()
+        self.frontend = ScriptedFrontend(self.clock)
+        self.loop = EventLoop(
+            scheduler=self.scheduler,
+            data_plane=self,
+            frontend=self.frontend,
+            clock=self.clock,
+            ranks=Ranks(SoloGroup(), SoloGroup()),
+            limits=Limits.of(built.specs, self.scheduler.max_request_tokens),
+            specs=built.specs,
+            in_flight_depth=config.schedule.in_flight_depth,
+        )
+
+    def __getattr__(self, name):
+        return getattr(self.plane, name)
+
+    def execute(self, plan, dispatch):
+        self.fed += plan.batch.tokens if plan.batch else 0
+        return self.plane.execute(plan, dispatch)
+
+    def ask(self, rid, prompt, sampling, max_new_tokens=None):
+        ids = np.array(prompt, np.int32)
+        self.frontend.push(
+            Submitted(
+                GenerateRequest(
+                    rid=rid,
+                    input_ids=ids,
+                    sampling=sampling,
+                    max_new_tokens=max_new_tokens,
+                    ignore_eos=True,
+                    return_logprob=True,
+                    page_digests=page_digests(ids, self.specs.prefix_granularity),
+                )
+            )
+        )
+
+    def run(self, rounds):
+        for _ in range(rounds):
+            self.loop.round(False)
+
+    def run_until_idle(self):
+        for _ in range(ROUNDS):
+            self.loop.round(False)
+            if self.loop.idle and not self.frontend.queued:
+                self.loop.check()
+                return
+        raise AssertionError(self.loop.story())
+
+    @property
+    def counters(self):
+        return self.loop._cache_ops.counters
+
+    def check_drained(self):
+        assert not self.frontend.live
+        assert self.scheduler.active_pages() == 0
+        retraction = self.scheduler._retraction
+        assert len(retraction) == 0
+        assert retraction._snapshots.empty == self.specs.num_snapshot_pages - 1
+
+    def close(self):
+        self.plane.shutdown()
+
+
+@pytest.fixture
+def rank():
+    made = []
+
+    def of(*args, **fields):
+        made.append(Rank(*args, **fields))
+        return made[-1]
+
+    yield of
+    for each in made:
+        each.close()
+
+
+SAMPLINGS = (
+    Sampling(top_k=1),
+    Sampling(seed=3, temperature=0.9, top_p=0.9),
+    Sampling(seed=4, temperature=1.2, frequency_penalty=0.4, repetition_penalty=1.1),
+)
+
+
+def prompts(count, vocab=320, length=PROMPT):
+    random = np.random.default_rng(count)
+    return [random.integers(1, vocab, length).tolist() for _ in range(count)]
+
+
+def answers(engine, asked, **fields):
+    """Ask all at once; returns ids and log probabilities by request."""
+    for n, prompt in enumerate(asked):
+        engine.ask(f"r{n}", prompt, SAMPLINGS[n % len(SAMPLINGS)], **fields)
+    engine.run_until_idle()
+    told = [engine.frontend.ended(f"r{n}") for n in range(len(asked))]
+    assert {each.finished for each in told} == {"length"}
+    return [(each.ids, each.logprobs) for each in told]
+
+
+def same(mine, theirs, tolerance):
+    for (ids, logprobs), (other, others) in zip(mine, theirs, strict=True):
+        assert ids == other
+        assert logprobs == pytest.approx(others, abs=tolerance)
+
+
+def check_fed_once(engine, asked, context=CONTEXT):
+    """Each prompt once and each token but the last; an end may be seen one token late."""
+    assert 0 <= engine.fed - len(asked) * (context - 1) <= len(asked)
+
+
+def test_a_pool_a_third_the_size_gives_every_text_and_computes_nothing_twice(tiny, rank):
+    asked = prompts(16)
+    ample = answers(rank(tiny, pages=200), asked)
+    short = rank(tiny, pages=56)
+    same(answers(short, asked), ample, 1e-4)
+    check_fed_once(short, asked)
+    assert short.counters.retractions >= 3
+    assert short.counters.restores == short.counters.retractions
+    short.check_drained()
+
+
+def test_forced_retraction_every_so_many_plans_changes_no_text_and_no_logprob(tiny, rank):
+    asked = prompts(3)
+    expected = answers(rank(tiny, pages=60), asked)
+    for interval in range(1, 8):
+        engine = rank(tiny, pages=60, debug_force_retraction_interval=interval)
+        same(answers(engine, asked), expected, 1e-4)
+        check_fed_once(engine, asked)
+        assert engine.counters.retractions > 10
+        engine.check_drained()
+
+
+def test_ends_and_aborts_of_suspended_requests_leave_every_pool_as_it_was(tiny, rank):
+    engine = rank(tiny, pages=60, debug_force_retraction_interval=2)
+    for n, prompt in enumerate(prompts(6)):
+        engine.ask(f"r{n}", prompt, SAMPLINGS[n % 3])
+    gone = set()
+    for _ in range(ROUNDS):
+        engine.run(1)
+        for rid, image in engine.scheduler._retraction._images.items():
+            if image.wanted and len(gone) < 5 and rid not in gone:
+                gone.add(rid)
+                engine.frontend.push(AbortAsked((rid,)))
+                break
+        if engine.loop.idle and not engine.frontend.queued:
+            break
+    assert len(gone) == 5
+    assert {engine.frontend.ended(rid).finished for rid in gone} == {"abort"}
+    engine.check_drained()
+
+
+@pytest.mark.parametrize(
+    "place", [{"retraction_snapshot_max_requests": 0}, {"retraction_snapshot_host_gb": 0}]
+)
+def test_without_a_place_the_newest_ends_with_the_reason_and_the_others_as_ever(tiny, rank, place):
+    asked = prompts(8)
+    ample = answers(rank(tiny, pages=100), asked)
+    engine = rank(tiny, pages=30, **place)
+    for n, prompt in enumerate(asked):
+        engine.ask(f"r{n}", prompt, SAMPLINGS[n % 3])
+    engine.run_until_idle()
+    told = [engine.frontend.ended(f"r{n}") for n in range(8)]
+    ended = [each for each in told if each.finished == "abort"]
+    assert ended
+    for each in ended:
+        assert each.details["message"].startswith("out_of_pages: none of 30 pages is free")
+    for each, (ids, _) in zip(told, ample, strict=True):
+        assert each.ids == ids[: len(each.ids)]
+        assert each.finished == "abort" or each.ids == ids
+    engine.check_drained()
+
+
+def test_one_slot_serves_all_one_after_the_other_or_says_why_not(tiny, rank):
+    asked = prompts(8)
+    ample = answers(rank(tiny, pages=100), asked)
+    engine = rank(tiny, pages=50, retraction_snapshot_max_requests=1)
+    for n, prompt in enumerate(asked):
+        engine.ask(f"r{n}", prompt, SAMPLINGS[n % 3])
+    engine.run_until_idle()
+    for n, (ids, _) in enumerate(ample):
+        told = engine.frontend.ended(f"r{n}")
+        assert told.ids == ids[: len(told.ids)]
+        if told.finished == "abort":
+            assert "1 requests are suspended, as many as may be" in told.details["message"]
+    assert engine.counters.retractions > 0
+    engine.check_drained()
+
+
+@pytest.mark.parametrize("dtype", [Dtype.FLOAT32, Dtype.BFLOAT16])
+def test_the_embedded_model_says_the_same_on_a_pool_that_suspends(rank, dtype):
+    asked = prompts(3, vocab=40_000, length=30)
+    fields = {"context": 64, "seqs": 3}
+    # In bfloat16 a row's bits depend on how many are computed beside it, so requests whose
+    # company changes may part; there, one request at a time is forced away and brought back.
+    if dtype is Dtype.BFLOAT16:
+        asked = asked[:1]
+    ample = rank(None, dtype, pages=20, **fields)
+    short = rank(None, dtype, pages=20, debug_force_retraction_interval=4, **fields)
+    same(answers(short, asked), answers(ample, asked), 1e-3)
+    check_fed_once(short, asked, 64)
+    assert short.counters.retractions > 3
+    short.check_drained()
