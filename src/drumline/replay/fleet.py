@@ -51,6 +51,8 @@ class Scenario(Struct, frozen=True):
     asked: tuple[Asked, ...]
     acts: dict[tuple[int, int], list[Act]]
     """By engine and round."""
+    suspends_every: int = 0
+    """Plans from one suspended request to the next, though there is room; 0 is never."""
     stopper: int = 0
     """The one engine that is told to stop when all is over."""
     closes: bool = False
@@ -107,6 +109,7 @@ def scenario(seed: int) -> Scenario:
         lags=tuple(rng.choice((0, slow)) for _ in range(layout.size)),
         asked=tuple(asked),
         acts=dict(acts),
+        suspends_every=rng.choice((0, 3, 7)) if suspends else 0,
         stopper=rng.randrange(layout.data),
         closes=rng.random() < _SOMETIMES,
     )
@@ -157,6 +160,7 @@ class Fleet:
             lag=lambda: lags.randint(0, most),
             # Copies land when they land, on each rank.
             delay=lambda _op: lags.randrange(4),
+            force_retraction_interval=self.played.suspends_every,
             replica=_group(mesh, replica, "replica"),
             world=_group(mesh, world, "world"),
             members=replica,
@@ -229,12 +233,17 @@ def nothing_planted(rank: int, sim: Simulation) -> None:
 
 
 def play(
-    played: Scenario, seed: int, planted: Callable[[int, Simulation], None] = nothing_planted
+    played: Scenario,
+    seed: int,
+    planted: Callable[[int, Simulation], None] = nothing_planted,
+    *,
+    order: int = 0,
 ) -> Fleet:
-    """Run a scenario to its end on ranks that go on in seeded order.
+    """Run a scenario to its end.
 
-    `planted` may change each rank before its first round. Raises what a rank raised.
+    `seed` draws how late each plane is, `order` which rank goes on next. `planted` may change
+    each rank before its first round. Raises what a rank raised.
     """
     fleet = Fleet(played, seed)
-    run_ranks(played.layout.size, lambda mesh: fleet.run_rank(mesh, planted), seed)
+    run_ranks(played.layout.size, lambda mesh: fleet.run_rank(mesh, planted), seed + order)
     return fleet
