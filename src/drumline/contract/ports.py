@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from drumline.contract.arrays import NO_INTS, IntArray
 from drumline.contract.cache import CacheAck
+from drumline.contract.grammar import GrammarKey, GrammarState
 from drumline.contract.messages import CallReply, Message
 from drumline.contract.outputs import Load, OutputColumns
 from drumline.contract.plan import Plan
@@ -82,6 +83,16 @@ class Frontend(Protocol):
 
     def reply(self, reply: CallReply) -> None:
         """Send a control operation's answer."""
+
+
+class GrammarCompiler(Protocol):
+    """Where grammars are compiled, off the round. Nothing here waits for a compile."""
+
+    def request(self, key: GrammarKey) -> GrammarState:
+        """Return what is known of a grammar; one that is not known begins its compile."""
+
+    def state(self, key: GrammarKey) -> GrammarState:
+        """Return what is known of a grammar that was requested."""
 
 
 class LogprobPlan(Struct, frozen=True, eq=False):

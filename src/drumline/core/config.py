@@ -307,6 +307,38 @@ class ParallelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return self.nprocs_per_node or self.world_size
 
 
+class GrammarBackend(StrEnum):
+    """Which library constrains answers to grammars."""
+
+    XGRAMMAR = "xgrammar"
+    LLGUIDANCE = "llguidance"
+    NONE = "none"
+
+
+class GrammarConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How answers are held to grammars."""
+
+    grammar_backend: Annotated[
+        GrammarBackend,
+        Meta(
+            description="library that compiles grammars; none refuses requests that have one",
+            extra=_flags("--guided-decoding-backend"),
+        ),
+    ] = GrammarBackend.XGRAMMAR
+    grammar_compile_timeout: Annotated[
+        float,
+        Meta(gt=0, description="seconds that compiling one grammar may take"),
+    ] = 10.0
+    grammar_workers: Annotated[
+        Positive,
+        Meta(description="grammars that are compiled at the same time"),
+    ] = 1
+    grammar_cache_size: Annotated[
+        Positive,
+        Meta(description="compiled grammars that are kept for requests to come"),
+    ] = 256
+
+
 class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where the HTTP server is reached, and what it takes in."""
 
@@ -349,6 +381,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     cache: CacheConfig = CacheConfig()
     schedule: ScheduleConfig = ScheduleConfig()
     parallel: ParallelConfig = ParallelConfig()
+    grammar: GrammarConfig = GrammarConfig()
     server: ServerConfig = ServerConfig()
     process: ProcessConfig = ProcessConfig()
 

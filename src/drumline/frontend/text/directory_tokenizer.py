@@ -7,7 +7,7 @@ import tokenizers
 
 from drumline.core.errors import ConfigError
 from drumline.core.model_files import read_json
-from drumline.frontend.text.pieces import Alphabet
+from drumline.core.pieces import Alphabet
 from drumline.frontend.text.tokenizer import TextFacts, Tokenizer
 
 

@@ -13,7 +13,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 
 from drumline.core.errors import ConfigError
 from drumline.core.gguf_file import GgufFile
-from drumline.frontend.text.pieces import Alphabet
+from drumline.core.pieces import Alphabet
 from drumline.frontend.text.tokenizer import TextFacts, Tokenizer
 
 _CONTROL = 3

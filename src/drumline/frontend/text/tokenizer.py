@@ -7,7 +7,7 @@ built. It does not know where the pipeline came from, and loads no torch.
 import tokenizers
 from msgspec import Struct
 
-from drumline.frontend.text.pieces import Alphabet, byte_piece, piece_bytes
+from drumline.core.pieces import Alphabet, byte_piece, piece_bytes
 
 
 class TextFacts(Struct, frozen=True, kw_only=True):

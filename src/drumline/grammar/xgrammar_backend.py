@@ -1,0 +1,141 @@
+"""The xgrammar library behind our protocols.
+
+Importing this module imports xgrammar, which loads torch and transformers: it is
+done by whoever compiles a first grammar, and by nobody else.
+"""
+
+import json
+import re
+from collections.abc import Sequence
+
+import xgrammar
+
+from drumline.contract.arrays import IntArray
+from drumline.contract.grammar import GrammarFaultError, GrammarKind
+from drumline.grammar.bounds import RefusedGrammarError
+from drumline.grammar.prepare import Prepared
+from drumline.grammar.vocabulary import Vocabulary
+
+_PLACE = re.compile(r"^\[[^\]]*\] \S+\.(?:cc|h):\d+: ")
+"""What the library puts before a message: the time, and a place in its source."""
+_CONTROL = re.compile(rb"[\x00-\x09\x0b\x0c\x0e-\x1f]")
+
+
+class XgrammarBackend:
+    """Compiles with xgrammar. Thread: any; compiling lets other threads run."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._plain = _compiler(vocabulary.pieces, vocabulary.stop_ids)
+        # The library's strings of bounded length let raw control characters through, which
+        # JSON forbids. Line ends stay, as white space: those it keeps out of strings.
+        texts = tuple(b"" if _CONTROL.search(piece) else piece for piece in vocabulary.pieces)
+        self._json = _compiler(texts, vocabulary.stop_ids)
+        self._stop_ids = vocabulary.stop_ids
+
+    def compile(self, prepared: Prepared) -> "XgrammarGrammar":
+        """Return the compiled grammar. Raises RefusedGrammarError for one that never compiles."""
+        try:
+            return XgrammarGrammar(self._compiled(prepared), self._stop_ids)
+        except (RuntimeError, ValueError, TypeError) as error:
+            raise RefusedGrammarError(_PLACE.sub("", str(error)).strip()) from None
+
+    def _compiled(self, prepared: Prepared) -> xgrammar.CompiledGrammar:
+        plain, source = self._plain, prepared.source
+        match prepared.kind:
+            case GrammarKind.JSON_SCHEMA | GrammarKind.JSON_OBJECT:
+                # What is closed is written into the schema; see the schema module.
+                return self._json.compile_json_schema(source, strict_mode=False)
+            case GrammarKind.REGEX:
+                return plain.compile_regex(source)
+            case GrammarKind.EBNF:
+                return plain.compile_grammar(source)
+            case GrammarKind.CHOICE:
+                return plain.compile_grammar(_choice_rule(json.loads(source)))
+            case GrammarKind.STRUCTURAL_TAG:
+                return self._compiled_tag(json.loads(source))
+
+    def _compiled_tag(self, tag: dict[str, object]) -> xgrammar.CompiledGrammar:
+        if not isinstance(tag, dict):
+            raise RefusedGrammarError("a structural tag is a JSON object")
+        if "format" in tag:
+            return self._json.compile_structural_tag({"type": "structural_tag", **tag})
+        structures, triggers = tag.get("structures"), tag.get("triggers")
+        if not isinstance(structures, list) or not isinstance(triggers, list):
+            raise RefusedGrammarError(
+                "a structural tag has either a format, or structures with triggers"
+            )
+        tags = [
+            {
+                "type": "tag",
+                "begin": each.get("begin"),
+                "content": {"type": "json_schema", "json_schema": each.get("schema", {})},
+                "end": each.get("end"),
+            }
+            for each in structures
+            if isinstance(each, dict)
+        ]
+        return self._json.compile_structural_tag(
+            {
+                "type": "structural_tag",
+                "format": {"type": "triggered_tags", "triggers": triggers, "tags": tags},
+            }
+        )
+
+
+class XgrammarGrammar:
+    """A compiled grammar. Thread: any."""
+
+    __slots__ = ("_compiled", "_stop_ids")
+
+    def __init__(self, compiled: xgrammar.CompiledGrammar, stop_ids: tuple[int, ...]) -> None:
+        self._compiled = compiled
+        self._stop_ids = stop_ids
+
+    def matcher(self) -> "XgrammarMatcher":
+        """Return a matcher that stands at the beginning."""
+        return XgrammarMatcher(xgrammar.GrammarMatcher(self._compiled), self._stop_ids)
+
+
+class XgrammarMatcher:
+    """Implements `contract.grammar.Matcher`."""
+
+    __slots__ = ("_matcher", "stop_ids")
+
+    def __init__(self, matcher: xgrammar.GrammarMatcher, stop_ids: tuple[int, ...]) -> None:
+        self._matcher = matcher
+        self.stop_ids = stop_ids
+
+    @property
+    def terminated(self) -> bool:
+        return bool(self._matcher.is_terminated())
+
+    def fill(self, mask: IntArray) -> None:
+        """Write which ids may come next to `mask`."""
+        # The library leaves rows that allow all ids as they are.
+        mask.fill(-1)
+        try:
+            self._matcher.fill_next_token_bitmask(mask.reshape(1, -1), 0)
+        except RuntimeError as error:
+            raise GrammarFaultError(_PLACE.sub("", str(error)).strip()) from None
+
+    def accept(self, token: int) -> bool:
+        """Take a token; False if it does not fit here, which changes nothing."""
+        return not self.terminated and bool(self._matcher.accept_token(token))
+
+    def rollback(self, tokens: int) -> None:
+        """Undo the last `tokens` accepted ones."""
+        self._matcher.rollback(tokens)
+
+
+def _compiler(pieces: Sequence[bytes], stop_ids: Sequence[int]) -> xgrammar.GrammarCompiler:
+    info = xgrammar.TokenizerInfo(
+        list(pieces),
+        xgrammar.VocabType.RAW,
+        vocab_size=len(pieces),
+        stop_token_ids=list(stop_ids),
+    )
+    return xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
+
+
+def _choice_rule(choices: list[str]) -> str:
+    return "root ::= " + " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)

@@ -1,0 +1,160 @@
+"""Grammars of every kind, followed token by token on both libraries."""
+
+import json
+import random
+
+import jsonschema
+import numpy as np
+import pytest
+
+from drumline.contract.grammar import GrammarKey, GrammarKind
+from drumline.grammar.bounds import RefusedGrammarError
+from drumline.grammar.prepare import prepared
+
+from .conftest import EOS
+
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+        "tags": {"type": "array", "items": {"enum": ["a", "b"]}, "maxItems": 3},
+        "born": {"type": "string", "format": "date"},
+        "code": {"type": "string", "pattern": "^[A-Z]{2}-[0-9]+$"},
+        "size": {"type": "number", "minimum": -1.5, "exclusiveMaximum": 3},
+    },
+    "required": ["name", "age"],
+}
+
+
+def compiled(library, kind, source):
+    return library.backend.compile(prepared(GrammarKey(GrammarKind(kind), source)))
+
+
+def refusal(library, kind, source):
+    """Return why a grammar is refused, or None."""
+    try:
+        compiled(library, kind, source)
+    except RefusedGrammarError as error:
+        return str(error)
+    return None
+
+
+@pytest.mark.parametrize(
+    ("kind", "source", "right", "wrong"),
+    [
+        ("json_object", "", ['{"a": [1, {"b": null}]}', "{}"], ["[1]", "x"]),
+        ("json_schema", json.dumps(PERSON), ['{"name":"Ann","age":7}'],
+         ['{"name":"Ann"}', '{"name":"Ann","age":200}', '{"name":"Ann","age":7,"b":1}']),
+        ("json_schema", "$$ANY$$", ["{}"], ["3"]),
+        ("regex", r"[0-9]{3}-[0-9]{4}", ["555-1234"], ["555-123", "x555-1234"]),
+        ("ebnf", 'root ::= "yes" | "no" more\nmore ::= "!" more | "."', ["yes", "no!!."], ["no"]),
+        ("choice", json.dumps(["red", "reddish", 'q"\\\n']), ["red", "reddish", 'q"\\\n'],
+         ["reddi", "blue"]),
+    ],
+)  # fmt: skip
+def test_what_fits_a_grammar_is_taken_and_nothing_else(library, kind, source, right, wrong):
+    grammar = compiled(library, kind, source)
+    for text in right:
+        assert library.accepts(grammar, text), text
+    for text in wrong:
+        assert not library.accepts(grammar, text), text
+
+
+def test_structural_tags_hold_what_is_within_them(library):
+    tag = {
+        "structures": [{"begin": "<f>", "schema": PERSON, "end": "</f>"}],
+        "triggers": ["<f"],
+    }
+    if library.name == "llguidance":
+        with pytest.raises(RefusedGrammarError, match="--grammar-backend xgrammar"):
+            compiled(library, "structural_tag", json.dumps(tag))
+        return
+    grammar = compiled(library, "structural_tag", json.dumps(tag))
+    assert library.accepts(grammar, 'so <f>{"name":"A","age":1}</f> it is')
+    assert not library.accepts(grammar, 'so <f>{"name":"A"}</f>')
+
+
+@pytest.mark.parametrize("kind", ["regex", "ebnf", "structural_tag", "choice", "json_schema"])
+@pytest.mark.parametrize(
+    "source", ["", "(a", "[a", "root ::= x", "[]", "{", '{"format": {}}', "\ud800"]
+)
+def test_what_is_no_grammar_is_refused_or_compiles_and_never_crashes(library, kind, source):
+    said = refusal(library, kind, source)
+    assert said is None or said
+
+
+def test_ids_that_mark_structure_are_never_allowed(library, tokenizer):
+    grammar = compiled(library, "regex", "(.|\n)*")
+    matcher = grammar.matcher()
+    mask = np.zeros(library.vocabulary.mask_words, np.int32)
+    matcher.fill(mask)
+    bits = np.unpackbits(mask.view(np.uint8), bitorder="little")[: library.vocabulary.size]
+    special = [id_ for id_ in range(library.vocabulary.size) if tokenizer.is_special(id_)]
+    assert special
+    assert not bits[[id_ for id_ in special if id_ != EOS]].any()
+    assert not any(matcher.accept(id_) for id_ in special if id_ != EOS)
+    assert bits[EOS]
+    assert bits.sum() > 10_000
+
+
+def test_what_was_taken_can_be_taken_back_an_end_too(library, tokenizer):
+    matcher = compiled(library, "choice", '["red"]').matcher()
+    ids = tokenizer.encode("red", add_special=False)
+    for token in [*ids, EOS]:
+        assert matcher.accept(token)
+    assert matcher.terminated
+    assert not matcher.accept(EOS)
+    matcher.rollback(len(ids) + 1)
+    assert not matcher.terminated
+    assert not matcher.accept(EOS)
+    for token in [*ids, EOS]:
+        assert matcher.accept(token)
+
+
+def test_a_token_that_does_not_fit_changes_nothing(library, tokenizer):
+    matcher = compiled(library, "choice", '["red"]').matcher()
+    [blue, *_] = tokenizer.encode("blue", add_special=False)
+    for wrong in (blue, EOS, -1, library.vocabulary.size + 5):
+        assert not matcher.accept(wrong)
+    for token in [*tokenizer.encode("red", add_special=False), EOS]:
+        assert matcher.accept(token)
+
+
+def walk(library, grammar, draw, longest):
+    """Return a text drawn from the masks, token by token, and whether the grammar ended it."""
+    matcher = grammar.matcher()
+    vocabulary = library.vocabulary
+    mask = np.zeros(vocabulary.mask_words, np.int32)
+    text = b""
+    for _ in range(longest):
+        matcher.fill(mask)
+        bits = np.unpackbits(mask.view(np.uint8), bitorder="little")[: vocabulary.size]
+        allowed = np.flatnonzero(bits)
+        assert len(allowed)
+        # Whatever brings the end nearer is drawn as often as anything else.
+        closing = [i for i in allowed[:200].tolist() if vocabulary.pieces[i] in CLOSING or i == EOS]
+        token = draw.choice(closing) if closing and draw.random() < 0.5 else draw.choice(allowed)
+        assert matcher.accept(int(token))
+        if matcher.terminated:
+            return text, True
+        text += vocabulary.pieces[int(token)]
+    return text, False
+
+
+CLOSING = {b'"', b"}", b"]", b","}
+
+
+def test_what_is_drawn_from_the_masks_validates(library):
+    grammar = compiled(library, "json_schema", json.dumps(PERSON))
+    validator = jsonschema.Draft202012Validator(
+        PERSON, format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER
+    )
+    draw = random.Random(7)
+    ended = 0
+    for _ in range(20):
+        text, done = walk(library, grammar, draw, 400)
+        if done:
+            ended += 1
+            validator.validate(json.loads(text))
+    assert ended >= 15
