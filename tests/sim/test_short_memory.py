@@ -3,11 +3,13 @@
 import random
 from itertools import islice
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drumline.collective.in_process import run_ranks
+from drumline.control.cache_ops import CacheState
 from drumline.replay.arithmetic import answer
 from drumline.replay.simulator import Simulation, small_specs
 
@@ -216,3 +218,26 @@ def test_a_request_that_is_suspended_counts_as_waiting_and_is_not_idle():
     engine.sim.run_until_idle(6000)
     assert [reply.success for reply in engine.sim.frontend.replies] == [True]
     assert engine.sim.answer("r0").ids == engine.expected("r0")
+
+
+def test_the_cache_state_accounts_for_every_page_while_requests_are_suspended():
+    engine = Engine(specs(num_pages=60), delay=lambda op: 4)
+    engine.ask(6)
+    seen = set()
+    for call in range(120):
+        engine.sim.call(call, "cache_state")
+        engine.sim.run(3)
+        reply = engine.sim.frontend.replies[-1]
+        assert (reply.call_id, reply.success) == (call, True)
+        state = msgspec.json.decode(reply.message, type=CacheState)
+        assert state.device_pages == 59
+        assert min(state.device_active, state.device_cached, state.device_empty) >= 0
+        assert state.device_active + state.device_cached + state.device_empty == 59
+        counters = state.counters
+        # An image stands in the snapshot pool until its restore is done.
+        assert state.suspended_requests >= counters.retractions - counters.restores
+        assert (state.snapshot_active > 0) >= (state.suspended_requests > 0)
+        seen.add(state.suspended_requests)
+    assert max(seen) > 0
+    engine.sim.run_until_idle(6000)
+    engine.check_drained()

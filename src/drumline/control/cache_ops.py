@@ -58,6 +58,24 @@ class CacheCounters(Struct):
     failed: int = 0
 
 
+class CacheState(Struct, frozen=True):
+    """Where all pages are, null pages not counted; the answer of `cache_state`, as JSON.
+
+    A pool's pages are `active`, held by live requests, `cached` and nothing else, or
+    `empty`; those three are all of them. In the snapshot pool nothing is only cached.
+    """
+
+    device_pages: int
+    device_active: int
+    device_cached: int
+    device_empty: int
+    snapshot_pages: int
+    snapshot_active: int
+    suspended_requests: int
+    open_operations: int
+    counters: CacheCounters
+
+
 class CacheOps:
     """Operations that a plan named and that are not done everywhere."""
 

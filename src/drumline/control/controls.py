@@ -38,7 +38,9 @@ class Controls:
         self._abort_all = False
         self._flushes: list[int] = []
         self._replies: list[CallReply] = []
+        self._curious: list[int] = []
         self._methods: dict[str, Callable[[CallAsked], None]] = {
+            "cache_state": self._cache_state,
             "flush_cache": self._flush_cache,
             "is_scheduler_paused": self._is_scheduler_paused,
             "pause_scheduler": self._pause_scheduler,
@@ -91,6 +93,16 @@ class Controls:
         self._replies += [CallReply(call_id, success, message) for call_id in self._flushes]
         self._flushes.clear()
 
+    @property
+    def cache_state_wanted(self) -> bool:
+        """Whether somebody wants to know where the pages are."""
+        return bool(self._curious)
+
+    def cache_state(self, state: str) -> None:
+        """Answer those who wanted to know."""
+        self._replies += [CallReply(call_id, True, state) for call_id in self._curious]
+        self._curious.clear()
+
     def take_replies(self) -> list[CallReply]:
         """Return the answers that are due, once."""
         replies, self._replies = self._replies, []
@@ -98,6 +110,9 @@ class Controls:
 
     def _reply(self, call: CallAsked, success: bool, message: str = "") -> None:
         self._replies.append(CallReply(call.call_id, success, message))
+
+    def _cache_state(self, call: CallAsked) -> None:
+        self._curious.append(call.call_id)
 
     def _flush_cache(self, call: CallAsked) -> None:
         self._flushes.append(call.call_id)

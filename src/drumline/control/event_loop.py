@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import NamedTuple, Protocol
 
+import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -34,7 +35,7 @@ from drumline.contract.ports import (
 from drumline.contract.request import GenerateRequest
 from drumline.contract.specs import DeviceSpecs
 from drumline.control.batch_log import BatchLog, Census
-from drumline.control.cache_ops import CacheOps
+from drumline.control.cache_ops import CacheOps, CacheState
 from drumline.control.controls import Controls
 from drumline.control.gate import Held, Passed, passed
 from drumline.control.ingress import Ingress, Limits
@@ -129,6 +130,7 @@ class EventLoop:
         self._world = ranks.world
         self._replica = ranks.replica
         self._total_pages = specs.num_pages - 1
+        self._snapshot_pages = specs.num_snapshot_pages - 1
         self._depth = in_flight_depth
         self._relay = Relay(ranks.replica, ranks.members)
         self._ingress = Ingress(limits)
@@ -427,6 +429,8 @@ class EventLoop:
             kv_active_pages=self._scheduler.active_pages(),
             kv_total_pages=self._total_pages,
         )
+        if self._controls.cache_state_wanted:
+            self._controls.cache_state(msgspec.json.encode(self._cache_state()).decode())
         replies = self._controls.take_replies()
         if self._frontend is None:
             return
@@ -434,6 +438,21 @@ class EventLoop:
             self._frontend.send(columns, load)
         for reply in replies:
             self._frontend.reply(reply)
+
+    def _cache_state(self) -> CacheState:
+        scheduler = self._scheduler
+        active, empty = scheduler.active_pages(), scheduler.empty_pages
+        return CacheState(
+            device_pages=self._total_pages,
+            device_active=active,
+            device_cached=self._total_pages - active - empty,
+            device_empty=empty,
+            snapshot_pages=self._snapshot_pages,
+            snapshot_active=scheduler.snapshot_pages(),
+            suspended_requests=scheduler.sizes().retracted,
+            open_operations=self._cache_ops.open,
+            counters=self._cache_ops.counters,
+        )
 
     def _census(self) -> Census:
         active = self._scheduler.active_pages()

@@ -50,6 +50,11 @@ class SchedulerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     @classmethod
     def of(cls, specs: DeviceSpecs, config: Config) -> Self:
         """Return the configuration for a device and an operator's choices."""
+        if specs.num_host_pages > 1:
+            raise ConfigError(
+                "--enable-kvstore",
+                "the scheduler of this version plans no host cache; use a larger --kv-cache-size",
+            )
         return cls(
             groups=specs.groups,
             num_pages=specs.num_pages,

@@ -104,6 +104,11 @@ class Retraction:
     def __len__(self) -> int:
         return len(self._images)
 
+    @property
+    def pages(self) -> int:
+        """Pages of the snapshot pool that images hold."""
+        return self._snapshots.num_parents - 1 - self._snapshots.empty
+
     def known_tokens(self, rid: str) -> int:
         """Return the tokens of a request that was suspended; 0 if it is not."""
         image = self._images.get(rid)

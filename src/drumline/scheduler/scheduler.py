@@ -320,6 +320,10 @@ class Scheduler:
         """Return the parents that live requests hold."""
         return self._pool.active_parents()
 
+    def snapshot_pages(self) -> int:
+        """Return the pages that images of suspended requests hold."""
+        return self._retraction.pages
+
     def can_clear(self) -> bool:
         """Whether nothing cached is held, nothing is copied and nobody is suspended."""
         return not (self._pool.cached_and_held() or len(self._transfers) or len(self._retraction))
