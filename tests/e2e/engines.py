@@ -51,11 +51,13 @@ class Engine:
 
 
 @contextlib.asynccontextmanager
-async def running(model, tensor=1, data=1, *, peer_timeout=5.0, log_level=LogLevel.WARNING):
+async def running(
+    model, tensor=1, data=1, *, peer_timeout=5.0, log_level=LogLevel.WARNING, suspend_every=0
+):
     """Yield an engine; afterwards none of its processes may be left."""
     config = Config(
         model=ModelConfig(model=str(model), dtype=Dtype.FLOAT32),
-        cache=CacheConfig(max_total_tokens=4096),
+        cache=CacheConfig(max_total_tokens=4096, debug_force_retraction_interval=suspend_every),
         schedule=ScheduleConfig(max_num_seqs=16, chunked_prefill_size=64),
         parallel=ParallelConfig(
             tensor_parallel_size=tensor, data_parallel_size=data, peer_timeout=peer_timeout

@@ -68,10 +68,12 @@ def alone(model):
     return asyncio.run(ask())
 
 
-@pytest.mark.parametrize(("tensor", "data"), LAYOUTS)
-def test_several_ranks_give_the_greedy_tokens_of_one(model, alone, tensor, data):
+@pytest.mark.parametrize(
+    ("tensor", "data", "suspend_every"), [*((*layout, 0) for layout in LAYOUTS), (2, 1, 9)]
+)
+def test_several_ranks_give_the_greedy_tokens_of_one(model, alone, tensor, data, suspend_every):
     async def ask():
-        async with running(model, tensor, data) as engine:
+        async with running(model, tensor, data, suspend_every=suspend_every) as engine:
             return await gathered(engine, mixed_requests())
 
     answers = asyncio.run(ask())

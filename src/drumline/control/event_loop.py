@@ -214,7 +214,7 @@ class EventLoop:
             self._data_plane.release(outcome.released)
         self._finish_drain()
         self._send(outcome.columns)
-        if outcome.ended:
+        if outcome.ended and self._relay.owner:
             log_ended(outcome.ended)
         self._record(len(relayed.messages), plan)
         return stop
@@ -351,7 +351,8 @@ class EventLoop:
             tokens = self._scheduler.cached_tokens(bound.rid)
             if self._outputs.bind(bound, tokens, self._now_us):
                 cached += tokens
-        if plan.batch is not None and self._batch_log.due(plan.batch):
+        # One member speaks for the replica: the others would say the same.
+        if plan.batch is not None and self._relay.owner and self._batch_log.due(plan.batch):
             self._batch_log.write(plan.batch, cached, self._census(), self._now_us)
 
     def _agree_batches(self, batch: Batch | None, stop: bool) -> tuple[DpRound | None, bool]:
