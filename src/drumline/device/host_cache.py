@@ -11,7 +11,7 @@ neighbours is one copy too.
 
 import zlib
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -116,10 +116,13 @@ class HostPool:
         return kv.stretch(device, count), self._blocks.narrow(0, host - 1, count)
 
     def _check(self, blocks: IntArray) -> None:
-        if len(blocks) and (blocks.min() < 1 or blocks.max() >= len(self._stamps)):
+        if not len(blocks):
+            return
+        least, most = min(blocks.data), max(blocks.data)
+        if least < 1 or most >= len(self._stamps):
             raise InvariantError(
                 f"the {self.arena.tier} pool has blocks 1 to {len(self._stamps) - 1}, "
-                f"not {int(blocks.min())} to {int(blocks.max())}"
+                f"not {least} to {most}"
             )
 
 
@@ -128,14 +131,19 @@ def _stamp(layout: PageLayout) -> int:
     return zlib.crc32(named.encode()) or 1
 
 
-def _stretches(sources: IntArray, targets: IntArray) -> Iterable[tuple[int, int, int]]:
+def _stretches(sources: IntArray, targets: IntArray) -> Iterator[tuple[int, int, int]]:
     """Yield (source, target, count) of stretches in which both count up by one."""
-    breaks = np.flatnonzero((np.diff(sources) != 1) | (np.diff(targets) != 1)) + 1
-    start = 0
-    for end in (*breaks, len(sources)):
-        if end > start:
-            yield int(sources[start]), int(targets[start]), int(end - start)
-        start = end
+    source = target = count = 0
+    # Plain ints: most operations have few blocks, and are over sooner than a vector begins.
+    for here, there in zip(sources.data, targets.data, strict=True):
+        if here == source + count and there == target + count and count:
+            count += 1
+            continue
+        if count:
+            yield source, target, count
+        source, target, count = here, there, 1
+    if count:
+        yield source, target, count
 
 
 def _copy(targets: list[Tensor], sources: list[Tensor]) -> None:
