@@ -24,13 +24,11 @@ EQUIVALENTS: dict[str, str] = {
     "--swap-space": "use --retraction-snapshot-host-gb",
     "--cpu-offload-gb": "weights stay where they are computed; host memory can hold KV pages, "
     "see --enable-kvstore",
-    "--max-num-queued-reqs": "the queue has no limit in this version",
     "--generation-config": _CHECKPOINT,
     # SGLang
     "--ep-size": _NO_STAGES,
     "--pp-size": _NO_STAGES,
     "--tokenizer-path": "the tokenizer is the checkpoint's own",
-    "--max-queued-requests": "the queue has no limit in this version",
     "--max-prefill-tokens": "use --chunked-prefill-size",
     "--device": "the device is found by itself",
     "--watchdog-timeout": "use --startup-timeout for the start-up",

@@ -47,6 +47,7 @@ from drumline.control.requests import (
     CLIENT_ERROR,
     CONFLICT,
     NO_CAPACITY,
+    TOO_MANY,
     Admitted,
     Ending,
     Reason,
@@ -308,6 +309,7 @@ class EventLoop:
             self._withheld = []
         # One that was aborted since it arrived is over.
         admitted = [each for each in admitted if self._outputs.owns(each.request)]
+        admitted = self._queued(admitted)
         if not admitted:
             return
         self._data_plane.admit([each.admission for each in admitted])
@@ -317,6 +319,21 @@ class EventLoop:
         if refused is not None:
             ending = Ending(Reason.ABORT, refused, CLIENT_ERROR)
             self._outputs.fail([each.request.rid for each in admitted], ending, self._now_us)
+
+    def _queued(self, admitted: list[Admitted]) -> list[Admitted]:
+        """Return the requests that the queue has room for; the others end here, with 429."""
+        kept: list[Admitted] = []
+        tokens = 0
+        for each in admitted:
+            prompt = each.request.prompt_tokens
+            full = self._scheduler.crowded(len(kept) + 1, tokens + prompt)
+            if full is None:
+                kept.append(each)
+                tokens += prompt
+            else:
+                ending = Ending(Reason.ABORT, full, TOO_MANY)
+                self._outputs.fail((each.request.rid,), ending, self._now_us)
+        return kept
 
     def _gate(self) -> Passed:
         """Run the control operations that every rank runs in the same round, or none does.

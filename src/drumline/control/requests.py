@@ -16,6 +16,7 @@ from drumline.scheduler.events import RequestSpec
 CLIENT_ERROR = 400
 CONFLICT = 409
 CLIENT_GONE = 499
+TOO_MANY = 429
 ENGINE_ERROR = 500
 NO_CAPACITY = 503
 

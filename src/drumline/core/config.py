@@ -50,6 +50,13 @@ class LogLevel(StrEnum):
     ERROR = "error"
 
 
+class SchedulingPolicy(StrEnum):
+    """In which order waiting requests are admitted."""
+
+    FCFS = "fcfs"
+    PRIORITY = "priority"
+
+
 class WritePolicy(StrEnum):
     """When pages are written to the host cache."""
 
@@ -136,6 +143,13 @@ class CacheConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
                 ],
                 "flags": ["--enable-prefix-caching"],
             },
+        ),
+    ] = True
+    share_prefix_in_flight: Annotated[
+        bool,
+        Meta(
+            description="let requests wait for a prefix that another one is computing now, "
+            "in place of computing it too",
         ),
     ] = True
     kvstore: Annotated[
@@ -232,6 +246,44 @@ class ScheduleConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             },
         ),
     ] = True
+    mixed_prefill_tokens: Annotated[
+        Positive | None,
+        Meta(
+            description="prompt tokens that a batch may compute beside decodes, so that long "
+            "prompts slow answers by a bounded time only; what --chunked-prefill-size leaves by "
+            "default",
+        ),
+    ] = None
+    scheduling_policy: Annotated[
+        SchedulingPolicy,
+        Meta(
+            description="order in which waiting requests are admitted: as they came, or those of "
+            "higher priority first",
+            extra=_flags("--schedule-policy"),
+        ),
+    ] = SchedulingPolicy.FCFS
+    scheduling_patience: Annotated[
+        NotNegative,
+        Meta(
+            description="plans that may admit later requests before a waiting one; then it goes "
+            "first, and nobody before it; 0 is any number",
+        ),
+    ] = 0
+    max_num_queued_reqs: Annotated[
+        Positive | None,
+        Meta(
+            description="requests a rank lets wait beyond those it has free rows for; more are "
+            "answered 429; any number by default",
+            extra=_flags("--max-queued-requests"),
+        ),
+    ] = None
+    max_num_queued_tokens: Annotated[
+        Positive | None,
+        Meta(
+            description="prompt tokens a rank lets wait, a single request's always; more are "
+            "answered 429; any number by default",
+        ),
+    ] = None
 
     @property
     def in_flight_depth(self) -> int:

@@ -1,12 +1,11 @@
 """Planning prompts: which request gets a row, from which cached prefix, in which chunks.
 
-Requests are looked at in order of submission. Only one prompt may be unfinished: the
-request that has it goes first, and nobody is admitted behind it in that round. A
+Requests are looked at in the order of their line. Only one prompt may be unfinished:
+the request that has it goes first, and nobody is admitted behind it in that round. A
 request whose first chunk does not fit is passed over; later, smaller ones may go
-before it.
+before it, until it has been passed over too often.
 """
 
-from collections import OrderedDict
 from enum import IntEnum
 
 import numpy as np
@@ -17,6 +16,7 @@ from drumline.scheduler.blocks import BlockPool
 from drumline.scheduler.config import PREPAID_TOKENS, SchedulerConfig
 from drumline.scheduler.draft import Draft
 from drumline.scheduler.lifecycle import Move, State
+from drumline.scheduler.line import Line
 from drumline.scheduler.match import NO_MATCH, Match
 from drumline.scheduler.matching import Matcher
 from drumline.scheduler.publication import Publication
@@ -59,7 +59,7 @@ class Admission:
         "_settled",
         "_sharing",
         "_tables",
-        "_waiting",
+        "line",
         "verdicts",
     )
 
@@ -82,7 +82,7 @@ class Admission:
         self._tables = tables
         self._matcher = matcher
         self._publication = publication
-        self._waiting: OrderedDict[str, Request] = OrderedDict()
+        self.line = Line(priorities=config.priorities, patience=config.patience)
         self._open: Request | None = None
         self._fresh: list[Request] = []
         self._epoch = 0
@@ -92,12 +92,13 @@ class Admission:
 
     def add(self, request: Request) -> None:
         """Line up a submitted request."""
-        self._waiting[request.rid] = request
+        self.line.add(request)
         self._settled = -1
 
     def leave(self, request: Request) -> None:
         """Forget a request that ended."""
-        if self._waiting.pop(request.rid, None) is not None:
+        if request in self.line:
+            self.line.remove(request)
             self.verdicts.pop(request.rid, None)
         if self._open is request:
             self._open = None
@@ -122,31 +123,35 @@ class Admission:
             budget -= chunk.tokens
         # Whoever was suspended comes back before anybody new is admitted.
         suspended = self._requests.counts[State.RETRACTED]
-        if self._open is None and budget > 0 and self._waiting and not suspended:
+        if self._open is None and budget > 0 and self.line and not suspended:
             self._admit_waiting(chunks, budget, draft)
         return chunks
 
     def _admit_waiting(self, chunks: list[Chunk], budget: int, draft: Draft) -> None:
         if not self._rows.free or self._settled == self._pool.releases:
             return
-        admitted: list[str] = []
+        admitted: list[Request] = []
         pending = False
         complete = True
-        for request in self._waiting.values():
+        for request in self.line:
             if budget <= 0 or not self._rows.free or self._open is not None:
                 complete = False
                 break
             outcome = self._admit(request, budget, draft)
             if isinstance(outcome, Chunk):
-                admitted.append(request.rid)
+                admitted.append(request)
                 chunks.append(outcome)
                 budget -= outcome.tokens
             else:
                 self.verdicts[request.rid] = outcome
                 pending = pending or outcome is Verdict.PREFIX_PENDING
-        for rid in admitted:
-            del self._waiting[rid]
-            self.verdicts.pop(rid, None)
+                if outcome is Verdict.NO_ROOM and self.line.aged(request):
+                    break
+        for request in admitted:
+            self.line.remove(request)
+            self.verdicts.pop(request.rid, None)
+        if admitted and self.line:
+            self.line.passed_by(admitted)
         # Whoever is left did not fit, and will not until something is released.
         if complete and not pending:
             self._settled = self._pool.releases
@@ -198,8 +203,9 @@ class Admission:
         return None
 
     def _cap(self, request: Request) -> int:
-        """Prompt tokens that may come from the cache: the last one never does."""
-        return min(request.prompt_tokens - 1, request.max_cached_tokens)
+        """Prompt tokens that may come from the cache: the last ones never do."""
+        fed = max(self._config.prefix_replay_tokens, 1)
+        return max(min(request.prompt_tokens - fed, request.max_cached_tokens), 0)
 
     def _pending(self, request: Request, match: Match) -> bool:
         """Whether the next page of the prompt is being computed for somebody else."""
@@ -271,8 +277,7 @@ class Admission:
         submitted = {
             request.rid for request in self._requests.values() if request.state is State.SUBMITTED
         }
-        if submitted != set(self._waiting):
-            raise InvariantError("the waiting requests are not those submitted")
+        self.line.check(submitted)
         if self._open is not None and self._open.state is not State.PREFILLING:
             raise InvariantError(f"{self._open!r} is taken for an unfinished prompt")
         if self._requests.counts[State.PREFILLING] != (self._open is not None):

@@ -9,7 +9,7 @@ from typing import Self
 from msgspec import Struct
 
 from drumline.contract.specs import AttentionKind, CacheGroup, DeviceSpecs
-from drumline.core.config import Config
+from drumline.core.config import Config, SchedulingPolicy
 from drumline.core.errors import ConfigError
 
 PREPAID_TOKENS = 4096
@@ -36,8 +36,18 @@ class SchedulerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     mixed_prefill_tokens: int | None = None
     """Prompt tokens that a batch with decodes may feed beside them; None is what is left."""
     prefix_caching: bool = True
+    prefix_replay_tokens: int = 0
+    """Last tokens of a prompt that are computed whatever is cached; one always is."""
     share_in_flight: bool = True
     """A request waits for the prefix that another one is computing now."""
+    priorities: bool = False
+    """Whether requests of higher priority are admitted first; else in order of submission."""
+    patience: int | None = None
+    """Plans that may admit later requests before a waiting one; None is any number."""
+    max_queued_requests: int | None = None
+    """Requests that may wait beyond those that free rows can take; None is any number."""
+    max_queued_tokens: int | None = None
+    """Prompt tokens that may wait, where any do; None is any number."""
     num_snapshot_pages: int = 1
     """Parents in the pool of suspended requests' images, the null page included; 1 is no pool."""
     max_retracted_requests: int = 0
@@ -63,7 +73,13 @@ class SchedulerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             max_scheduled_tokens=specs.max_scheduled_tokens,
             overlap_depth=config.schedule.in_flight_depth,
             mixed_batch=config.schedule.mixed_batch,
+            mixed_prefill_tokens=config.schedule.mixed_prefill_tokens,
             prefix_caching=config.cache.prefix_caching,
+            share_in_flight=config.cache.share_prefix_in_flight,
+            priorities=config.schedule.scheduling_policy is SchedulingPolicy.PRIORITY,
+            patience=config.schedule.scheduling_patience or None,
+            max_queued_requests=config.schedule.max_num_queued_reqs,
+            max_queued_tokens=config.schedule.max_num_queued_tokens,
             max_model_tokens=specs.model.max_model_len,
             num_snapshot_pages=specs.num_snapshot_pages,
             max_retracted_requests=specs.max_retracted_requests,
@@ -78,8 +94,17 @@ class SchedulerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             raise ConfigError("num_pages", f"must be at least 2, not {self.num_pages}")
         if self.overlap_depth not in (0, 1):
             raise ConfigError("overlap_depth", f"must be 0 or 1, not {self.overlap_depth}")
-        if self.mixed_prefill_tokens is not None and self.mixed_prefill_tokens < 1:
-            raise ConfigError("mixed_prefill_tokens", f"{self.mixed_prefill_tokens} is below 1")
+        for name in (
+            "mixed_prefill_tokens",
+            "patience",
+            "max_queued_requests",
+            "max_queued_tokens",
+        ):
+            limit = getattr(self, name)
+            if limit is not None and limit < 1:
+                raise ConfigError(name, f"{limit} is below 1")
+        if self.prefix_replay_tokens < 0:
+            raise ConfigError("prefix_replay_tokens", f"{self.prefix_replay_tokens} is below 0")
         if self.num_snapshot_pages < 1 or (self.num_snapshot_pages > 1) != (
             self.max_retracted_requests > 0
         ):

@@ -21,6 +21,8 @@ class RequestSpec(Struct, frozen=True, kw_only=True, eq=False):
     max_cached_prefix_tokens: int = (1 << 31) - 1
     page_digests: bytes = b""
     cache_salt: str = ""
+    priority: int = 0
+    """Higher goes first, where the policy asks for it."""
 
 
 class Results(Struct, frozen=True, eq=False):

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from drumline.core.hashing import DIGEST_BYTES
 from drumline.scheduler.config import SchedulerConfig
 from drumline.scheduler.events import RequestSpec
+from drumline.scheduler.line import Line
 from drumline.scheduler.requests import RequestTable
 
 
@@ -23,6 +24,25 @@ def refusal(
         reason = _unfit(spec, config, max_request_tokens)
         if reason is not None:
             return f"request {spec.rid}: {reason}"
+    return None
+
+
+def crowded(
+    requests: int, tokens: int, line: Line, free_rows: int, config: SchedulerConfig
+) -> str | None:
+    """Return why so many more requests, of `tokens` prompt tokens in all, may not wait, or None."""
+    limit, waiting = config.max_queued_requests, len(line)
+    if limit is not None and waiting + requests - free_rows > limit:
+        return (
+            f"{waiting} requests wait and {free_rows} rows are free: with {requests} more, the "
+            f"queue's limit of {limit} requests is exceeded"
+        )
+    limit = config.max_queued_tokens
+    if limit is not None and waiting + requests > 1 and line.tokens + tokens > limit:
+        return (
+            f"{line.tokens} prompt tokens wait: with {tokens} more, the queue's limit of "
+            f"{limit} tokens is exceeded"
+        )
     return None
 
 

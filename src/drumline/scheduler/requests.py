@@ -17,7 +17,9 @@ class Request:
         "extra",
         "max_cached_tokens",
         "max_new_tokens",
+        "passed",
         "planned",
+        "priority",
         "published",
         "rid",
         "row",
@@ -32,6 +34,7 @@ class Request:
         self.sequence = sequence
         self.tokens: IntArray = spec.tokens
         self.max_new_tokens = spec.max_new_tokens
+        self.priority = spec.priority
         self.max_cached_tokens = spec.max_cached_prefix_tokens
         self.extra = extra_keys(spec.cache_salt)
         self.digests = _digests(spec, granularity, self.extra) if granularity else []
@@ -40,6 +43,8 @@ class Request:
         self.epoch = 0
         self.cached_tokens = 0
         """Prompt tokens that its admission found in the cache."""
+        self.passed = 0
+        """Plans that admitted somebody who came later, while it waited."""
         self.planned = 0
         """Prompt tokens that are cached or planned."""
         self.published = 0

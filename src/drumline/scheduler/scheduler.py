@@ -34,7 +34,7 @@ from drumline.scheduler.lifecycle import Move, State
 from drumline.scheduler.matching import Matcher
 from drumline.scheduler.prefix import PrefixIndex
 from drumline.scheduler.publication import Publication
-from drumline.scheduler.refusal import refusal
+from drumline.scheduler.refusal import crowded, refusal
 from drumline.scheduler.requests import Request, RequestTable
 from drumline.scheduler.results import Commits
 from drumline.scheduler.retraction import Retraction
@@ -131,6 +131,8 @@ class Scheduler:
     def submit(self, specs: Sequence[RequestSpec]) -> str | None:
         """Line up requests. Returns why they are refused, and then none is lined up."""
         reason = refusal(specs, self._requests, self._config, self.max_request_tokens)
+        if reason is None:
+            reason = self.crowded(len(specs), sum(len(spec.tokens) for spec in specs))
         if reason is not None:
             return reason
         for spec in specs:
@@ -143,6 +145,14 @@ class Scheduler:
             self._requests.add(request)
             self._admission.add(request)
         return None
+
+    def crowded(self, requests: int, tokens: int) -> str | None:
+        """Say why the queue's limits keep out so many more requests, with `tokens` prompt tokens.
+
+        None, and they may wait.
+        """
+        rows = self._rows.free
+        return crowded(requests, tokens, self._admission.line, rows, self._config)
 
     # -- feedback -----------------------------------------------------------------
 

@@ -134,6 +134,23 @@ def test_a_batch_the_scheduler_refuses_ends_its_own_requests_only(sim, monkeypat
     assert len(sim.answer("runs").ids) == 6
 
 
+def test_a_request_beyond_the_queues_limit_is_answered_429_with_the_numbers():
+    sim = Simulation(max_queued_requests=1)
+    rows = sim.specs.max_rows
+    for number in range(rows + 3):
+        sim.submit(f"r{number}", PROMPT, max_new_tokens=3, ignore_eos=True)
+    sim.run_until_idle()
+    for number in range(rows + 1):
+        assert len(sim.answer(f"r{number}").ids) == 3
+    for number in (rows + 1, rows + 2):
+        told = sim.answer(f"r{number}")
+        assert (told.finished, told.ids, told.details["status_code"]) == ("abort", [], 429)
+        assert "the queue's limit of 1 requests" in told.details["message"]
+    sim.submit("later", PROMPT, max_new_tokens=3)
+    sim.run_until_idle()
+    assert sim.answer("later").finished != "abort"
+
+
 def test_logits_that_are_not_finite_end_their_request_alone():
     sim = Simulation(depth=1, faulty=frozenset({"bad"}))
     sim.submit("bad", PROMPT, max_new_tokens=5)

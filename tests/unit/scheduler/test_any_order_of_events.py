@@ -51,6 +51,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         groups=st.sampled_from(SHAPES),
         images=st.sampled_from([(1, 0), (1, 0), (12, 3), (40, 2)]),
         interval=st.sampled_from([0, 0, 3]),
+        policy=st.fixed_dictionaries(
+            {
+                "priorities": st.booleans(),
+                "patience": st.sampled_from([None, 1, 4]),
+                "max_queued_requests": st.sampled_from([None, 2]),
+                "max_queued_tokens": st.sampled_from([None, 50]),
+                "mixed_prefill_tokens": st.sampled_from([None, 3]),
+                "prefix_replay_tokens": st.sampled_from([0, 0, 6]),
+            }
+        ),
     )
     def start(
         self,
@@ -66,6 +76,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         groups,
         images,
         interval,
+        policy,
     ):
         cfg = config(
             groups=groups,
@@ -81,6 +92,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             num_snapshot_pages=images[0],
             max_retracted_requests=images[1],
             debug_force_retraction_interval=interval if images[1] else 0,
+            **policy,
         )
         self.rig, self.mirror = Rig(cfg), Rig(cfg)
         self.names = iter(f"r{number}" for number in range(10**6))
@@ -95,14 +107,17 @@ class SchedulerMachine(RuleBasedStateMachine):
         tail=st.integers(0, 3),
         budget=st.sampled_from([0, 0, 1, 5, 20]),
         salt=st.sampled_from(["", "", "", "x"]),
+        priority=st.integers(-1, 1),
     )
-    def submit(self, heads, tokens, tail, budget, salt):
+    def submit(self, heads, tokens, tail, budget, salt, priority):
         rid = next(self.names)
         ids = [heads * 100 + at for at in range(tokens)] + [
             at * 7 % 50 for at in range(tokens, tokens + tail)
         ]
         one, two = self.both(
-            lambda rig: rig.submit(rid, ids, max_new_tokens=budget, cache_salt=salt)
+            lambda rig: rig.submit(
+                rid, ids, max_new_tokens=budget, cache_salt=salt, priority=priority
+            )
         )
         assert one == two
         if one is None:

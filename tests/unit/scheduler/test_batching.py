@@ -127,6 +127,19 @@ def test_a_cached_prefix_is_cut_by_its_cap_and_never_covers_a_prompt():
     assert rig.scheduler.cached_tokens("capped") == 4
 
 
+def test_the_last_tokens_of_a_prompt_are_computed_again_when_they_are_to_be_replayed():
+    rig = Rig(prefix_replay_tokens=6)
+    rig.submit("a", 17)
+    rig.round()
+    rig.round()
+    rig.finish("a")
+    rig.submit("b", 17)
+    rig.submit("short", 5)
+    assert rig.round().batch.prefix_lengths.tolist() == [8, 0]
+    assert rig.pages("b")[:2] == rig.plans[0].patches[0].blocks[:2].tolist()
+    assert rig.pages("b")[2] not in rig.plans[0].patches[0].blocks.tolist()
+
+
 def test_clearing_waits_for_cached_pages_that_are_held():
     rig = Rig()
     rig.submit("a", 9)
