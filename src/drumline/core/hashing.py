@@ -7,9 +7,9 @@ digest, that digest, token count, tokens; then, for a namespace (a cache salt),
 the count of extra keys and each as length and bytes.
 """
 
-import hashlib
 import struct
 from functools import lru_cache
+from hashlib import sha256
 
 import numpy as np
 import numpy.typing as npt
@@ -41,7 +41,7 @@ def page_digest(prior: bytes, tokens: bytes | memoryview, extra: bytes = b"") ->
     """
     count = _counted(len(tokens) // 4)
     head = _PRIOR if prior else _NO_PRIOR
-    return hashlib.sha256(b"".join((head, prior, count, tokens, extra))).digest()
+    return sha256(b"".join((head, prior, count, tokens, extra))).digest()
 
 
 def page_digests(
@@ -55,23 +55,3 @@ def page_digests(
         prior = page_digest(prior, data[start : start + step], extra)
         digests.append(prior)
     return b"".join(digests)
-
-
-def next_digests(
-    priors: list[bytes], pages: npt.NDArray[np.int32], extras: list[bytes]
-) -> list[bytes]:
-    """Return the digest of each page `pages[i]` behind the page of digest `priors[i]`.
-
-    `pages` has shape [n, tokens of a page]. This is `page_digest` for a loop that runs
-    every round.
-    """
-    data = pages.tobytes()
-    step = pages.shape[1] * 4
-    count = _counted(pages.shape[1])
-    sha256, join = hashlib.sha256, b"".join
-    return [
-        sha256(
-            join((_PRIOR if prior else _NO_PRIOR, prior, count, data[at : at + step], extra))
-        ).digest()
-        for prior, at, extra in zip(priors, range(0, len(data), step), extras, strict=True)
-    ]

@@ -8,7 +8,6 @@ before it, until it has been passed over too often.
 
 from enum import IntEnum
 
-import numpy as np
 from msgspec import Struct
 
 from drumline.core.errors import InvariantError
@@ -234,7 +233,7 @@ class Admission:
             return None
         if self._caching:
             self._publication.publish_prompt(request, request.planned, draft)
-        self._tables.expire(np.array([request.row]), draft)
+        self._tables.expire([request.row], draft)
         targets = self._targets(request, request.planned + tokens)
         if not self._tables.grow(request.row, targets, draft):
             return None

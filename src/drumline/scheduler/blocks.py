@@ -186,13 +186,12 @@ class BlockPool:
         self.evictable -= len(refs) - int(np.count_nonzero(refs))
         self.refs[blocks] = refs + 1
 
-    def release(self, blocks: IndexArray, epoch: int = 0) -> None:
+    def release(self, blocks: IndexArray, epoch: int | IndexArray = 0) -> None:
         """Release one hold of each of `blocks`, which are distinct and not null.
 
         `epoch` is the admission whose hold it was; a block is as old as its newest hold.
         """
-        if epoch:
-            self.epoch[blocks] = np.maximum(self.epoch[blocks], epoch)
+        self.epoch[blocks] = np.maximum(self.epoch[blocks], epoch)
         refs = self.refs[blocks] - 1
         self.refs[blocks] = refs
         if refs.all():

@@ -15,7 +15,7 @@ from drumline.core.errors import InvariantError
 from drumline.scheduler.agenda import Agenda
 from drumline.scheduler.config import SchedulerConfig
 from drumline.scheduler.draft import Draft
-from drumline.scheduler.index import ONE, ZERO, IndexArray
+from drumline.scheduler.index import ONE, IndexArray
 from drumline.scheduler.lifecycle import Move, State
 from drumline.scheduler.publication import Publication
 from drumline.scheduler.requests import Request, RequestTable
@@ -65,7 +65,7 @@ class Decoding:
     ) -> None:
         self._width = config.decode_tokens
         self._step: IndexArray = np.array(config.decode_tokens)
-        self._page: IndexArray = np.array(config.prefix_granularity)
+        self._page = config.prefix_granularity
         self._caching = config.prefix_caching
         self._windows = any(group.window_tokens is not None for group in config.groups)
         self._requests = requests
@@ -104,7 +104,7 @@ class Decoding:
         roster, fields = self.roster, self._rows
         due = self._blocked + self._agenda.take(draft.round)
         if due and self._caching:
-            self._publication.publish_decoded(np.array(due), draft)
+            self._publication.publish_decoded(due, draft)
         joining = {request.row: request for request in self._ready}
         self._ready.clear()
         for request in joining.values():
@@ -139,29 +139,27 @@ class Decoding:
         Returns those that must sit this round out.
         """
         fields, limit = self._rows, self._tables.max_tokens
-        rows = np.array(due)
-        if len(due) > 1:
-            rows = rows[np.argsort(fields.sequence[rows])]
-        if self._windows and not joining:
-            self._tables.expire(rows, draft)
+        rows = sorted(due, key=fields.sequence_of.__getitem__)
         if not joining:
-            targets = fields.computed[rows] + self._step
-            if int(targets.max()) <= limit and self._tables.extend(rows, targets, draft):
+            if self._windows:
+                self._tables.expire(rows, draft)
+            longest = max(map(fields.computed_of.__getitem__, rows))
+            if longest + self._width <= limit and self._tables.extend(rows, self._width, draft):
                 return []
         blocked = []
-        for row in rows.tolist():
+        for row in rows:
             if row in joining and self._caching:
                 request = joining[row]
                 self._publication.publish_prompt(request, request.prompt_tokens, draft)
                 self._publication.publish_tail(request, draft)
             if self._windows:
-                self._tables.expire(np.array([row]), draft)
+                self._tables.expire([row], draft)
             if not self._grow(row, draft):
                 blocked.append(row)
         return blocked
 
     def _grow(self, row: int, draft: Draft) -> bool:
-        tokens = int(self._rows.computed[row]) + self._width
+        tokens = self._rows.computed_of[row] + self._width
         if tokens <= self._tables.max_tokens:
             return self._tables.grow(row, [tokens] * len(self._tables.windows), draft)
         request = self._owner(row)
@@ -212,20 +210,16 @@ class Decoding:
 
     def _file(self, due: list[int], number: int) -> None:
         """File `due` under the first round in which each can need attention again."""
-        fields = self._rows
-        rows = np.array(due)
-        ends = self._tables.room(rows)
-        if self._caching:
-            np.minimum(ends, fields.hashed[rows] + self._page, out=ends)
-        slides = self._tables.slides(rows)
-        if slides is not None:
-            np.minimum(ends, slides, out=ends)
-        wait = ends - fields.computed[rows]
-        if self._width > 1:
-            wait //= self._step
-        # Never in this round again, however far the tokens lag behind.
-        rounds = np.maximum(wait, ZERO) + (number + 1)
-        self._agenda.file(due, rounds.tolist())
+        fields, width = self._rows, self._width
+        hashed, computed = fields.hashed, fields.computed_of
+        page = self._page if self._caching else self._tables.max_tokens
+        rounds = []
+        for row, end in zip(due, self._tables.lasts(due), strict=True):
+            next_page = hashed[row] + page
+            wait = (min(next_page, end)) - computed[row]
+            # Never in this round again, however far the tokens lag behind.
+            rounds.append(number + 1 + (wait // width if wait > 0 else 0))
+        self._agenda.file(due, rounds)
 
     def check(self) -> None:
         """Raise InvariantError unless every decoding row is filed for attention."""

@@ -21,7 +21,11 @@ _STRIDE = 256
 """Digests looked up at a time, so that a miss early in a long prompt ends the look."""
 MAX_TAILS = 8
 """Partial pages kept behind one full page; older ones go."""
+_FEW = 8
+"""Boundaries that are cheaper to publish one by one than as arrays."""
 _DIGEST = np.dtype((np.void, DIGEST_BYTES))
+
+Blocks = list[int] | IndexArray
 
 
 class PrefixIndex:
@@ -32,6 +36,7 @@ class PrefixIndex:
     """
 
     __slots__ = (
+        "_cells",
         "_digests",
         "_filled",
         "_free",
@@ -39,6 +44,7 @@ class PrefixIndex:
         "_group_of",
         "_nodes",
         "_owner",
+        "_owner_of",
         "_page",
         "_tail_of",
         "_tails",
@@ -59,7 +65,10 @@ class PrefixIndex:
         self._nodes: dict[bytes, int] = {}
         self._free: IndexArray = np.arange(size - 1, 0, -1)
         self._free_count = size - 1
+        # The same memory as `blocks`, a line of cells, for who looks at one of them.
+        self._cells = [part.reshape(-1).data for part in self.blocks]
         self._owner: IndexArray = np.zeros(0, np.intp)
+        self._owner_of = self._owner.data
         self._group_of = np.zeros(0, np.int8)
 
         # The partial pages behind each full one, by its digest, oldest first; and back.
@@ -69,6 +78,7 @@ class PrefixIndex:
     def watch(self, pool: BlockPool) -> None:
         """Mark in `pool` which boundary a block belongs to."""
         self._owner, self._group_of = pool.node, pool.group_of
+        self._owner_of = self._owner.data
 
     def depth(self, blocks: IndexArray) -> IndexArray:
         """Return how far cached blocks are from their sequence's start, as a number to sort by.
@@ -111,31 +121,68 @@ class PrefixIndex:
         return self._nodes.get(digest, 0)
 
     def publish(
-        self, digests: Sequence[bytes], ends: IndexArray, blocks: Sequence[IndexArray]
-    ) -> IndexArray | None:
+        self, digests: Sequence[bytes], ends: Sequence[int], blocks: Sequence[Blocks]
+    ) -> list[int] | None:
         """Offer held blocks at the boundaries of `digests`, `ends[i]` tokens from the start.
 
-        `blocks[g]` has shape [boundaries, slots[g]]. A block that a boundary has already
-        stays the canonical one. Returns the boundaries if some of them were known, so that
-        their blocks may not be those offered, else None.
+        `blocks[g]` has `slots[g]` blocks for each boundary, in a line. A block that a
+        boundary has already stays the canonical one. Returns the boundaries if some of them
+        were known, so that their blocks may not be those offered, else None.
         """
         count = len(digests)
-        if self._nodes.keys().isdisjoint(digests) and len(set(digests)) == count:
-            nodes = self._make(digests, ends)
-            for mine, offered in zip(self.blocks, blocks, strict=True):
-                self._fill(mine, nodes, offered)
-            self._drop_empty(nodes)
+        unknown = count > _FEW and self._nodes.keys().isdisjoint(digests)
+        if unknown and len(set(digests)) == count:
+            self._publish_new(digests, ends, blocks)
             return None
-        # Some are known, or there twice: one by one, so that the first offer wins.
-        known = np.zeros(count, np.intp)
-        for at, digest in enumerate(digests):
-            node = self._nodes.get(digest)
-            nodes = self._make((digest,), ends[at : at + 1]) if node is None else np.array([node])
-            for mine, offered in zip(self.blocks, blocks, strict=True):
-                self._fill(mine, nodes, offered[at : at + 1])
-            known[at] = nodes[0]
-        self._drop_empty(known)
-        return known
+        lines = [line if isinstance(line, list) else line.tolist() for line in blocks]
+        if_new = len(self._nodes) + count
+        nodes = []
+        for at, (digest, end) in enumerate(zip(digests, ends, strict=True)):
+            page = [
+                line[at * slots : at * slots + slots]
+                for line, slots in zip(lines, self.slots, strict=True)
+            ]
+            nodes.append(self._offer(digest, end, page))
+        return None if len(self._nodes) == if_new else nodes
+
+    def _publish_new(
+        self, digests: Sequence[bytes], ends: Sequence[int], blocks: Sequence[Blocks]
+    ) -> None:
+        """Publish at boundaries that are unknown and distinct."""
+        nodes = self._make(digests, ends)
+        complete = True
+        for mine, slots, line in zip(self.blocks, self.slots, blocks, strict=True):
+            offered = np.asarray(line).reshape(-1, slots)
+            mine[nodes] = offered
+            if np.count_nonzero(offered) == offered.size:
+                self._owner[offered] = nodes[:, None]
+                self._filled[nodes] += slots
+            else:
+                held = offered > 0
+                self._owner[offered[held]] = np.repeat(nodes, held.sum(axis=1))
+                self._filled[nodes] += held.sum(axis=1)
+                complete = False
+        if not complete:
+            for node in nodes[self._filled[nodes] == 0].tolist():
+                self._forget_node(node)
+
+    def _offer(self, digest: bytes, end: int, page: Sequence[Sequence[int]]) -> int:
+        """Offer `page[g]` at one boundary; returns it, 0 if windows have passed every block."""
+        node = self._nodes.get(digest, 0)
+        if not node:
+            node = self._make_one(digest, end)
+        owner, filled = self._owner_of, 0
+        for cells, slots, offered in zip(self._cells, self.slots, page, strict=True):
+            for at, block in enumerate(offered, node * slots):
+                if block and not cells[at]:
+                    cells[at] = block
+                    owner[block] = node
+                    filled += 1
+        self._filled[node] += filled
+        if not filled and not self._filled[node]:
+            self._forget_node(node)
+            return 0
+        return node
 
     # -- tails --------------------------------------------------------------------
 
@@ -149,11 +196,8 @@ class PrefixIndex:
         """
         padded = []
         for slots, offered in zip(self.slots, blocks, strict=True):
-            row = np.zeros((1, slots), np.intp)
-            row[0, : len(offered)] = offered
-            padded.append(row)
-        self.publish((digest,), np.array([end]), padded)
-        node = self._nodes[digest]
+            padded.append(offered.tolist() + [0] * (slots - len(offered)))
+        node = self._offer(digest, end, padded)
         dropped: list[IndexArray] = [NOBODY for _ in self.slots]
         if node not in self._tail_of:
             tails = self._tails.setdefault(prior, [])
@@ -174,7 +218,7 @@ class PrefixIndex:
             return []
         return sorted(((node, int(self.end[node])) for node in found), key=_by_end, reverse=True)
 
-    def _make(self, digests: Sequence[bytes], ends: IndexArray) -> IndexArray:
+    def _make(self, digests: Sequence[bytes], ends: Sequence[int]) -> IndexArray:
         """Return new boundaries for `digests`, which are unknown and distinct."""
         count = len(digests)
         if self._free_count < count:
@@ -186,49 +230,30 @@ class PrefixIndex:
         self.end[nodes] = ends
         return nodes
 
-    def _fill(self, mine: IndexArray, nodes: IndexArray, offered: IndexArray) -> None:
-        """Cache `offered` blocks of one group where the boundaries have none."""
-        if mine.shape[1] == 1:
-            at, blocks = nodes, offered[:, 0]
-            vacant = (mine[nodes, 0] == 0) & (blocks > 0)
-        else:
-            at = np.repeat(nodes, mine.shape[1])
-            blocks = offered.reshape(-1)
-            vacant = (mine[nodes].reshape(-1) == 0) & (blocks > 0)
-        count = np.count_nonzero(vacant)
-        if count == len(vacant):
-            mine[nodes] = offered
-        elif count:
-            slots = np.tile(np.arange(mine.shape[1]), len(nodes))[vacant]
-            at, blocks = at[vacant], blocks[vacant]
-            mine[at, slots] = blocks
-        else:
-            return
-        self._owner[blocks] = at
-        if mine.shape[1] == 1:
-            self._filled[at] += 1
-        else:
-            np.add.at(self._filled, at, 1)
+    def _make_one(self, digest: bytes, end: int) -> int:
+        """Return a new boundary for `digest`, which is unknown."""
+        if not self._free_count:
+            self._grow(1)
+        self._free_count -= 1
+        node = self._free.item(self._free_count)
+        self._nodes[digest] = node
+        self._digests[node] = digest
+        self.end[node] = end
+        return node
 
     def forget(self, group: int, blocks: IndexArray) -> None:
         """Drop the group's `blocks` from their boundaries; a boundary without blocks goes."""
-        mine = self.blocks[group]
+        cells, slots, owner = self._cells[group], self.slots[group], self._owner_of
         for block in blocks.tolist():
-            node = int(self._owner[block])
-            self._owner[block] = 0
-            if mine.shape[1] == 1:
-                mine[node, 0] = 0
-            else:
-                mine[node, mine[node].tolist().index(block)] = 0
-            filled = int(self._filled[node]) - 1
+            node = owner[block]
+            owner[block] = 0
+            at = node * slots
+            while cells[at] != block:
+                at += 1
+            cells[at] = 0
+            filled = self._filled.item(node) - 1
             self._filled[node] = filled
             if not filled:
-                self._forget_node(node)
-
-    def _drop_empty(self, nodes: IndexArray) -> None:
-        """Forget those of `nodes` that were offered no block: windows have passed them."""
-        if np.count_nonzero(self._filled[nodes]) < len(nodes):
-            for node in np.unique(nodes[self._filled[nodes] == 0]).tolist():
                 self._forget_node(node)
 
     def _forget_node(self, node: int) -> None:
@@ -249,6 +274,7 @@ class PrefixIndex:
         old = len(self.end)
         new = max(2 * old, old + wanted)
         self.blocks = [_lengthened(part, new) for part in self.blocks]
+        self._cells = [part.reshape(-1).data for part in self.blocks]
         self.end = _lengthened(self.end, new)
         self._filled = _lengthened(self._filled, new)
         digests = np.zeros(new, _DIGEST)

@@ -8,13 +8,15 @@ private copy, and when the request finishes. What a request computes now is prom
 meanwhile, so that others can wait for it in place of computing it too.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from drumline.core.hashing import next_digests, page_digest
+from drumline.core.hashing import page_digest
 from drumline.scheduler.blocks import BlockPool
 from drumline.scheduler.draft import Draft
 from drumline.scheduler.index import IndexArray
-from drumline.scheduler.prefix import PrefixIndex
+from drumline.scheduler.prefix import Blocks, PrefixIndex
 from drumline.scheduler.requests import Request
 from drumline.scheduler.rows import Rows
 from drumline.scheduler.tables import BlockTables
@@ -25,14 +27,12 @@ class Publication:
 
     __slots__ = (
         "_index",
-        "_page",
-        "_parts",
         "_pool",
         "_promised",
         "_rows",
         "_size",
         "_tables",
-        "_views",
+        "_tokens",
     )
 
     def __init__(
@@ -45,17 +45,11 @@ class Publication:
     ) -> None:
         self._pool = pool
         self._size = granularity
-        self._page: IndexArray = np.array(granularity)
         self._index = index
         self._tables = tables
         self._rows = rows
-        self._parts = [np.arange(slots) for slots in index.slots]
-        # The newest tokens' first page, and what is behind it.
-        self._views = (
-            rows.newest[:, :granularity],
-            rows.newest[:, granularity:],
-            rows.newest[:, : rows.newest.shape[1] - granularity],
-        )
+        self._tokens = rows.newest.reshape(-1).data.cast("B")
+        """The rows' newest tokens as one line of bytes."""
         self._promised: dict[bytes, int] = {}
 
     # -- promises -----------------------------------------------------------------
@@ -91,7 +85,7 @@ class Publication:
                 if self._promised.get(digest) == request.row:
                     del self._promised[digest]
         request.published = last
-        blocks = []
+        blocks: list[Blocks] = []
         for group, slots in enumerate(self._index.slots):
             own = self._tables.table[group][request.row, first * slots : last * slots]
             # Of a window group, only what the last boundary looks back on is of use.
@@ -99,11 +93,11 @@ class Publication:
             if passed > 0:
                 own = own.copy()
                 own[:passed] = 0
-            blocks.append(own.reshape(-1, slots))
-        ends = np.arange(first + 1, last + 1) * self._size
+            blocks.append(own)
+        ends = range((first + 1) * self._size, (last + 1) * self._size, self._size)
         nodes = self._index.publish(digests, ends, blocks)
         if nodes is not None and draft is not None:
-            self._adopt(np.full(len(nodes), request.row), ends, nodes, blocks, draft)
+            self._adopt([request.row] * len(nodes), ends, nodes, blocks, draft)
 
     def publish_tail(self, request: Request, draft: Draft) -> None:
         """Offer the prompt's last, partial page, and move the request off its blocks.
@@ -130,15 +124,15 @@ class Publication:
         """Offer what a request that ends has, its last, partial page included."""
         row = request.row
         self.publish_prompt(request, request.prompt_tokens, None)
-        self.publish_decoded(np.array([row]), None)
+        self.publish_decoded([row], None)
         settled = min(int(self._rows.computed[row]), int(self._rows.known[row]))
-        if settled > int(self._rows.hashed[row]):
+        if settled > self._rows.hashed[row]:
             self._offer_tail(request, settled)
 
     def _offer_tail(self, request: Request, tokens: int) -> int:
         """Offer the blocks of the partial page that ends at `tokens`; returns its boundary."""
         row, fields = request.row, self._rows
-        hashed = int(fields.hashed[row])
+        hashed = fields.hashed[row]
         prior = fields.digests[row]
         partial = fields.newest[row, : tokens - hashed].tobytes()
         digest = page_digest(prior, partial, request.extra)
@@ -163,71 +157,76 @@ class Publication:
         blocks[: first - start] = 0
         return blocks
 
-    def publish_decoded(self, rows: IndexArray, draft: Draft | None) -> None:
+    def publish_decoded(self, rows: Sequence[int], draft: Draft | None) -> None:
         """Offer the pages that `rows` have completed since they were last asked.
 
         A page that is cached already is adopted in place of the row's own, given a draft.
         """
-        fields = self._rows
-        while True:
-            known = fields.known[rows]
-            ends = fields.hashed[rows] + self._page
-            done = np.minimum(fields.computed[rows], known) >= ends
-            count = np.count_nonzero(done)
-            if not count:
-                return
-            if count < len(rows):
-                rows, known, ends = rows[done], known[done], ends[done]
-            digests = self._chain(rows)
-            fields.hashed[rows] = ends
-            if np.count_nonzero(known > ends):
-                _page, behind, front = self._views
-                front[rows] = behind[rows]
-            fields.origin[rows] -= self._page
-            blocks = self._blocks(rows, ends)
+        owners, ends, digests = self._hash(rows)
+        if owners:
+            blocks = self._blocks(owners, ends)
             nodes = self._index.publish(digests, ends, blocks)
             if nodes is not None and draft is not None:
-                self._adopt(rows, ends, nodes, blocks, draft)
-            if not np.count_nonzero(known - ends >= self._page):
-                return
+                self._adopt(owners, ends, nodes, blocks, draft)
+
+    def _hash(self, rows: Sequence[int]) -> tuple[list[int], list[int], list[bytes]]:
+        """Hash the pages that `rows` have completed; return of each its row, end and digest."""
+        fields, size = self._rows, self._size
+        hashed, computed, known = fields.hashed, fields.computed_of, fields.known_of
+        digests, extras, tokens = fields.digests, fields.extras, self._tokens
+        page, width = 4 * size, 4 * fields.newest.shape[1]
+        owners, ends, found = [], [], []
+        for row in rows:
+            end = hashed[row] + size
+            while end <= known[row] and end <= computed[row]:
+                start = row * width
+                behind = start + page
+                digest = page_digest(digests[row], tokens[start:behind], extras[row])
+                if known[row] > end:
+                    rest = 4 * (known[row] - end)
+                    tokens[start : start + rest] = tokens[behind : behind + rest]
+                digests[row] = digest
+                hashed[row] = end
+                fields.origin_of[row] -= size
+                owners.append(row)
+                ends.append(end)
+                found.append(digest)
+                end += size
+        return owners, ends, found
 
     def _adopt(
         self,
-        rows: IndexArray,
-        ends: IndexArray,
-        nodes: IndexArray,
-        blocks: list[IndexArray],
+        rows: Sequence[int],
+        ends: Sequence[int],
+        nodes: Sequence[int],
+        blocks: Sequence[Blocks],
         draft: Draft,
     ) -> None:
         """Have `rows` hold the cached blocks of `nodes` where they are not their own."""
-        for group, own in enumerate(blocks):
+        for group, line in enumerate(blocks):
             canonical = self._index.blocks[group][nodes]
+            slots = self._index.slots[group]
+            own = np.asarray(line).reshape(-1, slots)
             which, slot = np.nonzero((canonical != own) & (canonical > 0))
             if len(which):
-                columns = ends[which] // self._tables.block_tokens[group] - own.shape[1] + slot
-                self._tables.adopt(group, rows[which], columns, canonical[which, slot], draft)
+                first = np.array(ends) // self._tables.block_tokens[group] - slots
+                self._tables.adopt(
+                    group,
+                    np.array(rows)[which],
+                    first[which] + slot,
+                    canonical[which, slot],
+                    draft,
+                )
 
-    def _chain(self, rows: IndexArray) -> list[bytes]:
-        """Return the digests of the rows' next pages, and keep them as the rows' last."""
-        digests, extras = self._rows.digests, self._rows.extras
-        owners = rows.tolist()
-        chained = next_digests(
-            [digests[row] for row in owners],
-            self._views[0][rows],
-            [extras[row] for row in owners],
-        )
-        for row, digest in zip(owners, chained, strict=True):
-            digests[row] = digest
-        return chained
-
-    def _blocks(self, rows: IndexArray, ends: IndexArray) -> list[IndexArray]:
-        """Return each group's blocks of the pages that end at `ends`, a row a page."""
-        blocks: list[IndexArray] = []
-        for group, tokens in enumerate(self._tables.block_tokens):
-            parts = self._parts[group]
-            cells = self._tables.cells(group, rows, ends // tokens - len(parts))
-            if len(parts) == 1:
-                blocks.append(self._tables.flat[group][cells].reshape(-1, 1))
+    def _blocks(self, rows: Sequence[int], ends: Sequence[int]) -> list[list[int]]:
+        """Return each group's blocks of the pages that end at `ends`, in a line."""
+        tables, lines = self._tables, []
+        for cell, width, tokens, slots in zip(
+            tables.cell, tables.width, tables.block_tokens, self._index.slots, strict=True
+        ):
+            stops = [row * width + end // tokens for row, end in zip(rows, ends, strict=True)]
+            if slots == 1:
+                lines.append([cell[stop - 1] for stop in stops])
             else:
-                blocks.append(self._tables.flat[group][cells.reshape(-1, 1) + parts])
-        return blocks
+                lines.append([cell[at] for stop in stops for at in range(stop - slots, stop)])
+        return lines

@@ -1,4 +1,7 @@
-"""The request pool: what is known of a running request, a field an array, an entry a row.
+"""The request pool: what is known of a running request, an entry a row in every field.
+
+What every round touches for all rows is an array; what only rows that are due are asked
+for, one by one, is a list.
 
 Rows are 1 … max_rows; row 0 is never given. A freed row goes to the back of the
 line. A row's generation grows when its owner leaves, so that whatever still names
@@ -33,6 +36,7 @@ class Rows:
         "_free",
         "columns",
         "computed",
+        "computed_of",
         "digests",
         "epoch",
         "extras",
@@ -40,12 +44,15 @@ class Rows:
         "generation",
         "hashed",
         "known",
+        "known_of",
         "newest",
         "origin",
+        "origin_of",
         "outstanding",
         "owners",
         "quiet",
         "sequence",
+        "sequence_of",
         "silent",
     )
 
@@ -67,11 +74,11 @@ class Rows:
         """Planned chunks whose result has no tokens, ahead of what is outstanding."""
         self.quiet = 0
         """The sum of `silent`."""
-        self.columns: list[IndexArray] = [np.zeros(size, np.intp) for _ in range(groups)]
+        self.columns = [[0] * size for _ in range(groups)]
         """Columns of each group's block table that the row uses."""
-        self.first: list[IndexArray] = [np.zeros(size, np.intp) for _ in range(groups)]
+        self.first = [[0] * size for _ in range(groups)]
         """The first of them that is not null, the group's window having passed the others."""
-        self.hashed: IndexArray = np.zeros(size, np.intp)
+        self.hashed = [0] * size
         """Tokens in pages whose digest is known."""
         self.newest: IntArray = np.zeros((size, page_tokens + ahead_tokens), np.int32)
         """The tokens behind the hashed ones."""
@@ -82,6 +89,11 @@ class Rows:
         self.extras: list[bytes] = [b""] * size
         """What is hashed with every page: the owner's cache namespace."""
         self.owners: list[Request | None] = [None] * size
+        # The same memory, for who looks at one row: far cheaper there than an array is.
+        self.sequence_of = self.sequence.data
+        self.computed_of = self.computed.data
+        self.known_of = self.known.data
+        self.origin_of = self.origin.data
         self._free = deque(range(1, size))
 
     @property
@@ -94,8 +106,10 @@ class Rows:
         self.owners[row] = owner
         self.sequence[row] = owner.sequence
         self.epoch[row] = owner.epoch
-        for field in (self.computed, self.known, self.outstanding, *self.columns, *self.first):
+        for field in (self.computed, self.known, self.outstanding):
             field[row] = 0
+        for line in (*self.columns, *self.first):
+            line[row] = 0
         self.extras[row] = owner.extra
         self.hash_from(row, 0, b"")
         return row
@@ -111,7 +125,7 @@ class Rows:
         return Suspended(
             computed=int(self.computed[row]),
             known=int(self.known[row]),
-            hashed=int(self.hashed[row]),
+            hashed=self.hashed[row],
             digest=self.digests[row],
             newest=self.newest[row].copy(),
         )

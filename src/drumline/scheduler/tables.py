@@ -9,12 +9,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from drumline.contract.arrays import IntArray
 from drumline.contract.specs import CacheGroup
 from drumline.core.errors import InvariantError
 from drumline.scheduler.blocks import BlockPool
 from drumline.scheduler.draft import Draft
-from drumline.scheduler.index import NOBODY, ONE, ZERO, IndexArray
+from drumline.scheduler.index import NOBODY, IndexArray
 from drumline.scheduler.match import Match
 from drumline.scheduler.rows import Rows
 
@@ -26,12 +25,11 @@ class BlockTables:
         "_page",
         "_pool",
         "_rows",
-        "_sizes",
-        "_starts",
         "block_tokens",
-        "flat",
+        "cell",
         "max_tokens",
         "table",
+        "width",
         "windows",
     )
 
@@ -50,23 +48,17 @@ class BlockTables:
         self.block_tokens = [group.block_tokens for group in groups]
         self.windows = [group.window_tokens for group in groups]
         """Tokens a token of the group looks back on, itself included; None is all."""
-        self._sizes: list[IndexArray] = [np.array(tokens) for tokens in self.block_tokens]
         self.table: list[IndexArray] = [
             np.zeros((size, -(-max_tokens // tokens)), np.intp) for tokens in self.block_tokens
         ]
-        self.flat: list[IndexArray] = [table.reshape(-1) for table in self.table]
-        """The same tables as one line of cells."""
-        self._starts: list[IndexArray] = [np.arange(size) * table.shape[1] for table in self.table]
+        self.cell = [table.reshape(-1).data for table in self.table]
+        """The same tables as one line of cells, for who looks at one of them."""
+        self.width = [int(table.shape[1]) for table in self.table]
+        """Cells of a row."""
         self.max_tokens = min(
-            int(table.shape[1]) * tokens
-            for table, tokens in zip(self.table, self.block_tokens, strict=True)
+            width * tokens for width, tokens in zip(self.width, self.block_tokens, strict=True)
         )
         """Tokens a row has columns for."""
-
-    def cells(self, group: int, rows: IndexArray, columns: IndexArray) -> IndexArray:
-        """Return where in the flat table `columns` of `rows` are."""
-        cells: IndexArray = self._starts[group][rows] + columns
-        return cells
 
     def first_column(self, group: int, tokens: int) -> int:
         """Return the first column that a token at position `tokens` looks back on."""
@@ -121,7 +113,7 @@ class BlockTables:
     def grow(self, row: int, targets: Sequence[int], draft: Draft) -> bool:
         """Give `row` room for `targets[g]` tokens; False, and nothing happened, without room."""
         needs = [
-            max(-(-target // size) - int(columns[row]), 0)
+            max(-(-target // size) - columns[row], 0)
             for target, size, columns in zip(
                 targets, self.block_tokens, self._rows.columns, strict=True
             )
@@ -140,7 +132,7 @@ class BlockTables:
 
         Those of columns before `kept` are not zeroed.
         """
-        have = int(self._rows.columns[group][row])
+        have = self._rows.columns[group][row]
         want = -(-tokens // self.block_tokens[group])
         if want <= have:
             return
@@ -164,111 +156,111 @@ class BlockTables:
     def row_blocks(self, row: int) -> list[IndexArray]:
         """Return each group's blocks of a row."""
         parts = [
-            table[row, : int(columns[row])]
+            table[row, : columns[row]]
             for table, columns in zip(self.table, self._rows.columns, strict=True)
         ]
         return [part[part > 0] for part in parts]
 
-    def expire(self, rows: IndexArray, draft: Draft) -> None:
+    def expire(self, rows: Sequence[int], draft: Draft) -> None:
         """Give up the blocks that the windows of `rows` have passed."""
-        for group, window in enumerate(self.windows):
+        computed = self._rows.computed_of
+        for group, (window, size) in enumerate(zip(self.windows, self.block_tokens, strict=True)):
             if window is None:
                 continue
-            first = self._rows.first[group]
-            passed = np.maximum(self._rows.computed[rows] - (window - 1), 0) // self._sizes[group]
-            passed = np.minimum(passed, self._rows.columns[group][rows])
-            for row, old, new in zip(
-                rows.tolist(), first[rows].tolist(), passed.tolist(), strict=True
-            ):
+            first, columns = self._rows.first[group], self._rows.columns[group]
+            owners: list[int] = []
+            passed: list[int] = []
+            for row in rows:
+                old = first[row]
+                new = min((computed[row] - window + 1) // size, columns[row])
                 if new > old:
                     first[row] = new
-                    self._drop(group, row, old, new, draft)
+                    owners += [row] * (new - old)
+                    passed += range(old, new)
+            if owners:
+                self._drop(group, owners, passed, draft)
 
-    def _drop(self, group: int, row: int, start: int, stop: int, draft: Draft) -> None:
-        """Null the columns start … stop-1 of a row."""
-        blocks = self.table[group][row, start:stop]
-        held = blocks[blocks > 0]
-        if len(held):
-            self._pool.release(held, int(self._rows.epoch[row]))
-        blocks[:] = 0
+    def _drop(self, group: int, rows: list[int], columns: list[int], draft: Draft) -> None:
+        """Null the cells (rows[i], columns[i])."""
+        cell, width = self.cell[group], self.width[group]
+        held: list[int] = []
+        owners: list[int] = []
+        for row, column in zip(rows, columns, strict=True):
+            at = row * width + column
+            if block := cell[at]:
+                held.append(block)
+                owners.append(row)
+                cell[at] = 0
+        blocks, epochs = np.array(held, np.intp), self._rows.epoch[owners]
+        if len(set(held)) == len(held):
+            self._pool.release(blocks, epochs)
+        else:
+            for at in range(len(held)):
+                self._pool.release(blocks[at : at + 1], epochs[at : at + 1])
         draft.patch(
             group,
-            np.full(stop - start, row, np.int32),
-            np.arange(start, stop, dtype=np.int32),
-            np.zeros(stop - start, np.int32),
+            np.array(rows, np.int32),
+            np.array(columns, np.int32),
+            np.zeros(len(rows), np.int32),
         )
 
-    def slides(self, rows: IndexArray) -> IndexArray | None:
-        """Return how many tokens `rows` have when their next block expires; None: never."""
-        due: IndexArray | None = None
-        for group, window in enumerate(self.windows):
-            if window is not None:
-                first = self._rows.first[group][rows]
-                mine = (first + ONE) * self._sizes[group] + (window - 1)
-                due = mine if due is None else np.minimum(due, mine)
-        return due
-
-    def extend(self, rows: IndexArray, tokens: IntArray, draft: Draft) -> bool:
-        """Give each of `rows` room for `tokens[i]`, all or, returning False, none."""
-        needs, parts = [], []
-        for columns, size in zip(self._rows.columns, self._sizes, strict=True):
-            have = columns[rows]
-            missing = (tokens + (size - ONE)) // size - have
-            short = missing > ZERO
-            count = np.count_nonzero(short)
-            if count < len(rows):
-                part = (rows[short], have[short], missing[short])
-            else:
-                part = (rows, have, missing)
-            needs.append(int(part[2].sum()))
-            parts.append(part)
-        if not self._pool.make_room(needs):
+    def extend(self, rows: Sequence[int], tokens: int, draft: Draft) -> bool:
+        """Give each of `rows` room for `tokens` more, all or, returning False, none."""
+        computed = self._rows.computed_of
+        missing: list[tuple[list[int], list[int]]] = []
+        for columns, size in zip(self._rows.columns, self.block_tokens, strict=True):
+            owners: list[int] = []
+            added: list[int] = []
+            for row in rows:
+                have, want = columns[row], -(-(computed[row] + tokens) // size)
+                if have < want:
+                    owners += [row] * (want - have)
+                    added += range(have, want)
+            missing.append((owners, added))
+        if not self._pool.make_room([len(owners) for owners, _added in missing]):
             return False
-        for group, (which, have, missing) in enumerate(parts):
-            if needs[group]:
-                self._append(group, which, have, missing, needs[group], draft)
+        for group, (owners, added) in enumerate(missing):
+            if owners:
+                self._append(group, owners, added, draft)
         return True
 
-    def _append(
-        self,
-        group: int,
-        rows: IndexArray,
-        have: IndexArray,
-        missing: IndexArray,
-        count: int,
-        draft: Draft,
-    ) -> None:
-        """Append `missing[i]` blocks, `count` in all, to rows that have `have[i]` columns."""
-        blocks = self._pool.take(group, count)
-        self._rows.columns[group][rows] = have + missing
-        if count > len(rows):
-            first = np.repeat(np.cumsum(missing) - missing, missing)
-            have = np.repeat(have, missing) + np.arange(count) - first
-            rows = np.repeat(rows, missing)
-        self.flat[group][self.cells(group, rows, have)] = blocks
+    def _append(self, group: int, rows: list[int], columns: list[int], draft: Draft) -> None:
+        """Put new blocks into the cells (rows[i], columns[i]), a row's in order."""
+        blocks = self._pool.take(group, len(rows))
+        cell, width, used = self.cell[group], self.width[group], self._rows.columns[group]
+        for row, column, block in zip(rows, columns, blocks.tolist(), strict=True):
+            cell[row * width + column] = block
+            used[row] = column + 1
         pages = self._pool.pages(group, blocks)
-        draft.patch(group, rows.astype(np.int32), have.astype(np.int32), pages)
+        draft.patch(group, np.array(rows, np.int32), np.array(columns, np.int32), pages)
         draft.zero(group, pages)
 
-    def room(self, rows: IndexArray) -> IndexArray:
-        """Return the tokens that the blocks of `rows` have room for, over all groups."""
-        room: IndexArray = self._rows.columns[0][rows] * self._sizes[0]
-        for columns, size in zip(self._rows.columns[1:], self._sizes[1:], strict=True):
-            np.minimum(room, columns[rows] * size, out=room)
-        return room
+    def lasts(self, rows: Sequence[int]) -> list[int]:
+        """Return the tokens each of `rows` has when it next needs or gives up a block."""
+        lasts = [self.max_tokens] * len(rows)
+        for group, (window, size) in enumerate(zip(self.windows, self.block_tokens, strict=True)):
+            columns, first = self._rows.columns[group], self._rows.first[group]
+            for at, row in enumerate(rows):
+                end = columns[row] * size
+                lasts[at] = min(lasts[at], end)
+                if window is not None:
+                    end = (first[row] + 1) * size + window - 1
+                    lasts[at] = min(lasts[at], end)
+        return lasts
 
     def adopt(
         self, group: int, rows: IndexArray, columns: IndexArray, blocks: IndexArray, draft: Draft
     ) -> None:
         """Have `rows` hold `blocks`, cached and of the same content, in place of their own."""
-        cells = self.cells(group, rows, columns)
-        table = self.flat[group]
-        for cell, block in zip(cells.tolist(), blocks.tolist(), strict=True):
+        table = self.table[group]
+        for row, column, block in zip(
+            rows.tolist(), columns.tolist(), blocks.tolist(), strict=True
+        ):
             # One by one: two rows may adopt the same block.
-            own = table[cell : cell + 1].copy()
+            own = table[row, column : column + 1].copy()
             self._pool.hold(np.array([block]))
             self._pool.release(own)
-            table[cell] = block
+            table[row, column] = block
         draft.patch(
             group,
             rows.astype(np.int32),
@@ -305,8 +297,7 @@ class BlockTables:
     def close(self, row: int) -> None:
         """Release everything `row` holds, last block first."""
         for group, table in enumerate(self.table):
-            count = int(self._rows.columns[group][row])
-            blocks = table[row, :count]
+            blocks = table[row, : self._rows.columns[group][row]]
             held = blocks[blocks > 0][::-1]
             if len(held):
                 self._pool.release(held, int(self._rows.epoch[row]))
@@ -323,7 +314,7 @@ class BlockTables:
                 raise InvariantError(f"a block of another group is in the table of group {group}")
             np.add.at(held, blocks, 1)
             for row, owner in enumerate(self._rows.owners):
-                count = int(self._rows.columns[group][row]) if owner is not None else 0
+                count = self._rows.columns[group][row] if owner is not None else 0
                 if table[row, count:].any():
                     raise InvariantError(f"row {row} has blocks beyond its last column")
         if not np.array_equal(held, self._pool.refs):
