@@ -5,6 +5,9 @@ of the page before it, so equal digests mean equal prefixes. The framing is the
 published TokenSpeed scheduler's, all integers u32 little-endian: length of the prior
 digest, that digest, token count, tokens; then, for a namespace (a cache salt),
 the count of extra keys and each as length and bytes.
+
+Cache events name a page by another chained hash, which is short and which routers
+compute as well: 64-bit FNV-1a.
 """
 
 import struct
@@ -16,6 +19,10 @@ import numpy.typing as npt
 
 DIGEST_BYTES = 32
 
+_FNV_OFFSET = 14695981039346656037
+_FNV_PRIME = 1099511628211
+_U64 = (1 << 64) - 1
+
 _NO_PRIOR = b"\0\0\0\0"
 _PRIOR = struct.pack("<I", DIGEST_BYTES)
 
@@ -26,6 +33,19 @@ def extra_keys(salt: str) -> bytes:
         return b""
     key = salt.encode()
     return struct.pack("<II", 1, len(key)) + key
+
+
+def event_hash(parent: int | None, tokens: bytes) -> int:
+    """Return the hash by which cache events name the page that holds `tokens`, int32 bytes.
+
+    It covers a byte that says whether there is a parent, the parent's hash and the count
+    of tokens, both u64 little-endian, and the tokens.
+    """
+    head = b"\0" if parent is None else b"\1" + parent.to_bytes(8, "little")
+    value = _FNV_OFFSET
+    for byte in b"".join((head, (len(tokens) // 4).to_bytes(8, "little"), tokens)):
+        value = (value ^ byte) * _FNV_PRIME & _U64
+    return value
 
 
 @lru_cache(maxsize=1024)

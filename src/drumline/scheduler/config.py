@@ -36,6 +36,8 @@ class SchedulerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     mixed_prefill_tokens: int | None = None
     """Prompt tokens that a batch with decodes may feed beside them; None is what is left."""
     prefix_caching: bool = True
+    kv_events: bool = False
+    """Whether `drain_kv_events` tells what became findable and what ceased to be."""
     prefix_replay_tokens: int = 0
     """Last tokens of a prompt that are computed whatever is cached; one always is."""
     share_in_flight: bool = True

@@ -51,6 +51,7 @@ class PrefixIndex:
         "blocks",
         "end",
         "slots",
+        "touched",
     )
 
     def __init__(self, page_tokens: int, slots: Sequence[int]) -> None:
@@ -70,6 +71,9 @@ class PrefixIndex:
         self._owner: IndexArray = np.zeros(0, np.intp)
         self._owner_of = self._owner.data
         self._group_of = np.zeros(0, np.int8)
+
+        self.touched: dict[bytes, None] | None = None
+        """Digests of boundaries that changed since somebody, who sets this, last looked."""
 
         # The partial pages behind each full one, by its digest, oldest first; and back.
         self._tails: dict[bytes, list[int]] = {}
@@ -120,6 +124,17 @@ class PrefixIndex:
         """Return the boundary of `digest`, or 0."""
         return self._nodes.get(digest, 0)
 
+    def complete(self, digest: bytes) -> int:
+        """Return where the boundary of `digest` ends if every group has all it keeps there.
+
+        In tokens from the start of the sequence; else 0.
+        """
+        node = self.find(digest)
+        end = int(self.end[node]) if node else 0
+        tokens = end % self._page or self._page
+        wanted = sum(-(-tokens * slots // self._page) for slots in self.slots)
+        return end if self._filled[node] == wanted else 0
+
     def publish(
         self, digests: Sequence[bytes], ends: Sequence[int], blocks: Sequence[Blocks]
     ) -> list[int] | None:
@@ -130,6 +145,8 @@ class PrefixIndex:
         were known, so that their blocks may not be those offered, else None.
         """
         count = len(digests)
+        if self.touched is not None:
+            self.touched.update(dict.fromkeys(digests))
         unknown = count > _FEW and self._nodes.keys().isdisjoint(digests)
         if unknown and len(set(digests)) == count:
             self._publish_new(digests, ends, blocks)
@@ -194,6 +211,8 @@ class PrefixIndex:
         Returns its boundary, and the tails' blocks that had to go to make place, a group
         an entry: they are no longer cached.
         """
+        if self.touched is not None:
+            self.touched[digest] = None
         padded = []
         for slots, offered in zip(self.slots, blocks, strict=True):
             padded.append(offered.tolist() + [0] * (slots - len(offered)))
@@ -247,6 +266,8 @@ class PrefixIndex:
         for block in blocks.tolist():
             node = owner[block]
             owner[block] = 0
+            if self.touched is not None:
+                self.touched[self._digests[node].tobytes()] = None
             at = node * slots
             while cells[at] != block:
                 at += 1

@@ -16,6 +16,7 @@ from drumline.core.hashing import page_digest
 from drumline.scheduler.blocks import BlockPool
 from drumline.scheduler.draft import Draft
 from drumline.scheduler.index import IndexArray
+from drumline.scheduler.kv_events import KvEvents
 from drumline.scheduler.prefix import Blocks, PrefixIndex
 from drumline.scheduler.requests import Request
 from drumline.scheduler.rows import Rows
@@ -26,6 +27,7 @@ class Publication:
     """Offers pages to the prefix index."""
 
     __slots__ = (
+        "_events",
         "_index",
         "_pool",
         "_promised",
@@ -42,7 +44,9 @@ class Publication:
         pool: BlockPool,
         tables: BlockTables,
         rows: Rows,
+        events: KvEvents | None = None,
     ) -> None:
+        self._events = events
         self._pool = pool
         self._size = granularity
         self._index = index
@@ -94,10 +98,20 @@ class Publication:
                 own = own.copy()
                 own[:passed] = 0
             blocks.append(own)
+        if self._events is not None:
+            self._name_pages(self._events, request, first, last)
         ends = range((first + 1) * self._size, (last + 1) * self._size, self._size)
         nodes = self._index.publish(digests, ends, blocks)
         if nodes is not None and draft is not None:
             self._adopt([request.row] * len(nodes), ends, nodes, blocks, draft)
+
+    def _name_pages(self, events: KvEvents, request: Request, first: int, last: int) -> None:
+        """Say what the prompt's pages `first` to `last` hold."""
+        prior = request.digests[first - 1] if first else b""
+        for page in range(first, last):
+            tokens = request.tokens[page * self._size : (page + 1) * self._size]
+            events.name(prior, request.digests[page], tokens.tobytes(), request.extra)
+            prior = request.digests[page]
 
     def publish_tail(self, request: Request, draft: Draft) -> None:
         """Offer the prompt's last, partial page, and move the request off its blocks.
@@ -136,6 +150,8 @@ class Publication:
         prior = fields.digests[row]
         partial = fields.newest[row, : tokens - hashed].tobytes()
         digest = page_digest(prior, partial, request.extra)
+        if self._events is not None:
+            self._events.name(prior, digest, partial, request.extra)
         node, dropped = self._index.publish_tail(
             prior or request.root,
             digest,
@@ -182,6 +198,9 @@ class Publication:
                 start = row * width
                 behind = start + page
                 digest = page_digest(digests[row], tokens[start:behind], extras[row])
+                if self._events is not None:
+                    content = bytes(tokens[start:behind])
+                    self._events.name(digests[row], digest, content, extras[row])
                 if known[row] > end:
                     rest = 4 * (known[row] - end)
                     tokens[start : start + rest] = tokens[behind : behind + rest]

@@ -12,6 +12,7 @@ import numpy as np
 
 from drumline.contract.arrays import IntArray
 from drumline.contract.cache import CacheAck
+from drumline.contract.kv_events import KvEvent
 from drumline.contract.plan import Batch, Plan
 from drumline.scheduler.admission import Admission, Chunk
 from drumline.scheduler.blocks import BlockPool
@@ -30,6 +31,7 @@ from drumline.scheduler.events import (
     Tick,
 )
 from drumline.scheduler.explanation import explain
+from drumline.scheduler.kv_events import KvEvents
 from drumline.scheduler.lifecycle import Move, State
 from drumline.scheduler.matching import Matcher
 from drumline.scheduler.prefix import PrefixIndex
@@ -58,6 +60,7 @@ class Scheduler:
         "_decoding",
         "_forwards_allowed",
         "_index",
+        "_kv_events",
         "_pool",
         "_publication",
         "_requests",
@@ -91,7 +94,10 @@ class Scheduler:
             self._rows,
         )
         self._requests = RequestTable()
-        self._publication = Publication(size, self._index, self._pool, self._tables, self._rows)
+        self._kv_events = KvEvents(self._index) if config.kv_events else None
+        self._publication = Publication(
+            size, self._index, self._pool, self._tables, self._rows, self._kv_events
+        )
         self._admission = Admission(
             config,
             self._requests,
@@ -345,9 +351,9 @@ class Scheduler:
         self._pool.clear()
         return True
 
-    def drain_kv_events(self) -> list[object]:
+    def drain_kv_events(self) -> list[KvEvent]:
         """Return what became or ceased to be findable since the last drain, net."""
-        return []
+        return [] if self._kv_events is None else self._kv_events.drain()
 
     def explain(self, rid: str) -> str:
         """Say in one line where the request stands and what it waits for."""

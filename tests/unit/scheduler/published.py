@@ -26,6 +26,7 @@ class Published:
         theirs.overlap_schedule_depth = config.overlap_depth
         theirs.enable_mixed_prefill_decode = config.mixed_batch
         theirs.disable_prefix_cache = not config.prefix_caching
+        theirs.enable_kv_cache_events = config.kv_events
         groups = []
         for group in config.groups:
             one = cpp.CacheGroupConfig(
@@ -66,6 +67,15 @@ class Published:
         event = cpp.ForwardEvent.Abort()
         event.request_id = rid
         self._advance([event])
+
+    def told(self) -> list[tuple[int, int, tuple[int, ...]]]:
+        """What was stored since the last call, as (hash, parent or 0, tokens), and removed."""
+        return [
+            (event.block_hashes[0], event.parent_block_hash or 0, tuple(event.token_ids))
+            if event.kind == "BlockStored"
+            else (event.block_hashes[0], -1, ())
+            for event in self.scheduler.drain_kv_events()
+        ]
 
     def _result(self, rid: str, tokens: list[int]):
         event = cpp.ForwardEvent.ExtendResult()

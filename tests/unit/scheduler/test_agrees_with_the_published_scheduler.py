@@ -11,6 +11,7 @@ import random
 import numpy as np
 import pytest
 
+from drumline.contract.kv_events import BlockRemoved
 from drumline.contract.specs import AttentionKind, CacheGroup
 from drumline.scheduler.lifecycle import State
 
@@ -37,7 +38,10 @@ class Pair:
 
     def __init__(self, seed: int, **changes) -> None:
         self.random = random.Random(seed)
-        self.config = config(share_in_flight=False, **changes)
+        plain = config(**changes)
+        # With a forward in flight, theirs offers decoded pages a round later.
+        self.events_agree = plain.prefix_caching and plain.overlap_depth == 0
+        self.config = config(share_in_flight=False, kv_events=self.events_agree, **changes)
         self.ours, self.theirs = Rig(self.config), Published(self.config)
         self.live: list[str] = []
         self.number = 0
@@ -123,6 +127,20 @@ class Pair:
         # Theirs shares equal pages also where prefix caching is off.
         for index, group in enumerate(self.config.groups if self.config.prefix_caching else ()):
             self.compare_pages(index, group, ours, theirs, rids)
+
+        if self.events_agree:
+            self.compare_events()
+
+    def compare_events(self) -> None:
+        """Compare what is stored, until pages go: of equally old ones others may go first."""
+        ours, theirs = self.ours.scheduler.drain_kv_events(), self.theirs.told()
+        if any(isinstance(one, BlockRemoved) for one in ours) or any(
+            parent < 0 for _hash, parent, _tokens in theirs
+        ):
+            self.events_agree = False
+            return
+        told = [(one.block_hash, one.parent_hash or 0, one.token_ids) for one in ours]
+        assert sorted(told) == sorted(theirs), "other cache events"
 
     def compare_pages(self, index, group, ours, theirs, rids) -> None:
         names: dict[int, int] = {0: 0}
