@@ -31,6 +31,7 @@ def _parents(config: SchedulerConfig, tokens: int) -> int:
         if group.window_tokens is not None:
             # What a chunk computes, and what its first token looks back on.
             most = group.window_tokens + config.max_scheduled_tokens + config.decode_tokens
+            most += config.unsure_tokens
             blocks = min(blocks, -(-most // group.block_tokens) + 2)
         parts = group.blocks_per_parent
         parents += -(-blocks // parts)

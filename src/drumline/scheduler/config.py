@@ -59,6 +59,11 @@ class SchedulerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     max_model_tokens: int | None = None
     """Longest prompt plus answer the model takes."""
 
+    @property
+    def unsure_tokens(self) -> int:
+        """Tokens by which a row may be shorter than planned: drafts in flight may be rejected."""
+        return (self.decode_tokens - 1) * self.overlap_depth
+
     @classmethod
     def of(cls, specs: DeviceSpecs, config: Config) -> Self:
         """Return the configuration for a device and an operator's choices."""

@@ -92,6 +92,7 @@ class Scheduler:
             self.max_request_tokens + width * (1 + config.overlap_depth),
             self._pool,
             self._rows,
+            config.unsure_tokens,
         )
         self._requests = RequestTable()
         self._kv_events = KvEvents(self._index) if config.kv_events else None

@@ -25,6 +25,7 @@ class BlockTables:
         "_page",
         "_pool",
         "_rows",
+        "_unsure",
         "block_tokens",
         "cell",
         "max_tokens",
@@ -40,8 +41,11 @@ class BlockTables:
         max_tokens: int,
         pool: BlockPool,
         rows: Rows,
+        unsure_tokens: int = 0,
     ) -> None:
         size = len(rows.owners)
+        self._unsure = unsure_tokens
+        """Tokens that forwards in flight may yet turn out to have added less than planned."""
         self._pool = pool
         self._rows = rows
         self._page = page_tokens
@@ -172,7 +176,8 @@ class BlockTables:
             passed: list[int] = []
             for row in rows:
                 old = first[row]
-                new = min((computed[row] - window + 1) // size, columns[row])
+                settled = computed[row] - self._unsure
+                new = min((settled - window + 1) // size, columns[row])
                 if new > old:
                     first[row] = new
                     owners += [row] * (new - old)

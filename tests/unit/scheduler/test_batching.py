@@ -3,6 +3,8 @@
 import numpy as np
 from scheduler_rig import Rig
 
+from drumline.contract.specs import AttentionKind, CacheGroup
+
 
 def lengths(plan) -> list[int]:
     return plan.batch.input_lengths.tolist()
@@ -161,3 +163,16 @@ def test_a_tail_that_does_not_fit_beside_its_copy_is_computed_again():
     plan = rig.round()
     assert rig.rids(plan) == ["b"]
     assert rig.scheduler.cached_tokens("b") == 16
+
+
+def test_a_window_waits_for_drafts_in_flight_before_it_lets_go_of_blocks():
+    window = CacheGroup(
+        group_id="window", kind=AttentionKind.SLIDING_WINDOW, block_tokens=2, window_tokens=3
+    )
+    rig = Rig(groups=(window,), overlap_depth=1, decode_tokens=3, prefix_granularity=2)
+    rig.submit("a", 1)
+    for _ in range(12):
+        rig.round(depth=1)
+    rig.submit("b", [90])
+    rig.round()  # no decode: what is in flight commits with every draft rejected
+    assert rig.round().batch.input_lengths.tolist() == [3, 3], "and each found its window"
