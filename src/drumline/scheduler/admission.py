@@ -104,6 +104,15 @@ class Admission:
         if self._sharing:
             self._publication.withdraw(request)
 
+    @property
+    def unfinished(self) -> Request | None:
+        """The request whose prompt is planned in part."""
+        return self._open
+
+    def match(self, request: Request) -> Match | None:
+        """Return what is cached of a waiting request's prompt now, None where nothing ever is."""
+        return self._matcher.match(request, self._cap(request)) if self._caching else None
+
     def settle(self, draft: Draft) -> None:
         """Publish, where prefixes are shared in flight, what the plan before this one computes."""
         for request in self._fresh:

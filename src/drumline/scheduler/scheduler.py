@@ -358,7 +358,7 @@ class Scheduler:
 
     def explain(self, rid: str) -> str:
         """Say in one line where the request stands and what it waits for."""
-        return explain(rid, self._requests, self._rows, self._pool, self._admission.verdicts)
+        return explain(rid, self._requests, self._rows, self._pool, self._admission)
 
     def check(self) -> None:
         """Raise InvariantError unless every page, row and request is accounted for."""
