@@ -120,6 +120,8 @@ def test_the_forward_waits_for_the_device_at_known_places_only():
         # Where a forward's results become host values.
         "device/executor.py:Executor.run",
         "device/sampling/sampler.py:_logprobs",
+        # Matchers take the tokens of the forward that drew them.
+        "device/sampling/constraints.py:advance",
         # Which rows must be sorted whole.
         "device/sampling/draw.py:_draw_narrowed",
     }

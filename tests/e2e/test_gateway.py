@@ -217,7 +217,7 @@ def test_top_log_probabilities_come_through_by_their_declared_names(gateway):
 
 def test_a_refusal_keeps_its_status_and_reason(gateway):
     http, _ = gateway
-    schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}
+    schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"not": {}}}}
     reply = http.post("/v1/chat/completions", json=chat(response_format=schema))
     assert reply.status_code == 400
     assert "json_schema is not supported" in reply.text

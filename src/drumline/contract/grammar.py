@@ -74,6 +74,13 @@ class Grammar(Protocol):
         """Return a matcher that stands at the beginning."""
 
 
+class Attachment(Struct, frozen=True):
+    """A request's grammar, as the data plane learns it. Never encoded."""
+
+    rid: str
+    grammar: Grammar
+
+
 class GrammarFaultError(Exception):
     """A matcher cannot go on: the grammar met a limit of its library."""
 

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from drumline.contract.arrays import NO_INTS, IntArray
 from drumline.contract.cache import CacheAck
-from drumline.contract.grammar import GrammarKey, GrammarState
+from drumline.contract.grammar import Attachment, GrammarKey, GrammarState
 from drumline.contract.messages import CallReply, Message
 from drumline.contract.outputs import Load, OutputColumns
 from drumline.contract.plan import Plan
@@ -134,6 +134,9 @@ class DataPlane(Protocol):
 
     def admit(self, requests: Sequence[Admission]) -> None:
         """Learn requests, before a plan names them."""
+
+    def attach_grammars(self, attachments: Sequence[Attachment]) -> None:
+        """Hold admitted requests to grammars, before a plan names them."""
 
     def execute(self, plan: Plan, dispatch: Dispatch) -> int | None:
         """Carry out a plan; returns the ticket of its forward, or None without a batch."""

@@ -3,6 +3,7 @@
 from msgspec import Struct
 
 from drumline.contract.arrays import NO_INTS, IntArray
+from drumline.contract.grammar import GrammarKey
 
 TOP_K_OFF = 1 << 30
 """The `top_k` that keeps the whole vocabulary."""
@@ -44,6 +45,7 @@ class GenerateRequest(Struct, frozen=True, kw_only=True, eq=False):
     return_logprob: bool = False
     top_logprobs: int = 0
     page_digests: bytes = b""
+    grammar: GrammarKey | None = None
     invalid: str | None = None
     """Why the link could not make sense of it; such a request is only answered."""
 

@@ -27,6 +27,8 @@ class ForwardResult(Struct, frozen=True, kw_only=True, eq=False):
     tokens: IntArray
     counts: IntArray
     nan_indices: IntArray = NO_INTS
+    grammar_faults: IntArray = NO_INTS
+    """Batch indices whose grammar could not go on; their tokens mean nothing."""
     logprobs: tuple[RowLogprobs, ...] = ()
 
 

@@ -20,6 +20,7 @@ from msgspec.structs import replace
 
 from drumline.contract.arrays import NO_INTS
 from drumline.contract.cache import Snapshot
+from drumline.contract.grammar import Attachment
 from drumline.contract.messages import AbortAsked, CallAsked, Message, Submitted
 from drumline.contract.outputs import Load, OutputColumns
 from drumline.contract.plan import Batch, Plan
@@ -29,6 +30,7 @@ from drumline.contract.ports import (
     Dispatch,
     DpRound,
     Frontend,
+    GrammarCompiler,
     Group,
     Reduce,
 )
@@ -38,6 +40,7 @@ from drumline.control.batch_log import BatchLog, Census
 from drumline.control.cache_ops import CacheOps, CacheState
 from drumline.control.controls import Controls
 from drumline.control.gate import Held, Passed, passed
+from drumline.control.grammars import Grammars
 from drumline.control.ingress import Ingress, Limits
 from drumline.control.load_report import LoadReport
 from drumline.control.output import Outputs
@@ -122,6 +125,7 @@ class EventLoop:
         limits: Limits,
         specs: DeviceSpecs,
         in_flight_depth: int,
+        grammars: GrammarCompiler | None = None,
     ) -> None:
         """Wire a loop up. `frontend` is the replica's first member's alone."""
         self._scheduler = scheduler
@@ -138,6 +142,7 @@ class EventLoop:
         self._outputs = Outputs(specs.max_rows, limits.vocab_size)
         self._controls = Controls()
         self._cache_ops = CacheOps(ranks.replica, specs)
+        self._grammars = Grammars(grammars, ranks.replica)
         self._load_report = LoadReport()
         self._batch_log = BatchLog(ranks.world.index)
         self._in_flight: deque[_Forward] = deque()
@@ -173,6 +178,7 @@ class EventLoop:
         self._now_us = relayed.now_us
         self._ahead_us = relayed.now_us - head_us
         self._admit(relayed.messages)
+        self._admit_grammars()
         # Memory that is released on any replica leaves no forward a place to run in.
         frozen = self._gate().released or self._controls.frozen
 
@@ -276,7 +282,12 @@ class EventLoop:
                 case CallAsked():
                     self._submit(admitted)
                     admitted = []
+                    drained_before = self._controls.draining
                     self._controls.ask(message)
+                    if self._controls.draining and not drained_before:
+                        # A drain ends what the scheduler does not hold yet.
+                        waited = [request.rid for request in self._grammars.cancel()]
+                        self._outputs.fail(waited, _PAUSED, self._now_us)
                     if self._controls.take_abort_all():
                         self._outputs.abort_all(_PAUSED, self._now_us)
         self._submit(admitted)
@@ -296,11 +307,23 @@ class EventLoop:
             return False
         return True
 
+    def _admit_grammars(self) -> None:
+        """Let requests go on whose grammars are ready on every rank; end those whose never are."""
+        if not self._grammars.waiting:
+            return
+        drained = self._grammars.drain(self._outputs.owns)
+        for request, ending in drained.failed:
+            self._outputs.fail((request.rid,), ending, self._now_us)
+        if drained.ready:
+            self._submit([replace(each, grammar=grammar) for each, grammar in drained.ready])
+
     def _submit(self, admitted: list[Admitted]) -> None:
         """Hand requests to the data plane, then to the scheduler, which may refuse them all.
 
-        While the engine is paused they are withheld, and go ahead of others afterwards.
+        Those that still need their grammar wait for it first. While the engine is paused
+        they are withheld, and go ahead of others afterwards.
         """
+        admitted = self._grammars.hold(admitted)
         if self._controls.withholding:
             self._withheld += admitted
             return
@@ -315,6 +338,13 @@ class EventLoop:
         self._data_plane.admit([each.admission for each in admitted])
         for each in admitted:
             each.request.known_to_device = True
+        attachments = [
+            Attachment(each.request.rid, each.grammar)
+            for each in admitted
+            if each.grammar is not None
+        ]
+        if attachments:
+            self._data_plane.attach_grammars(attachments)
         refused = self._scheduler.submit([each.spec for each in admitted])
         if refused is not None:
             ending = Ending(Reason.ABORT, refused, CLIENT_ERROR)

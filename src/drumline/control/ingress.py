@@ -30,15 +30,18 @@ class Limits(Struct, frozen=True, kw_only=True):
     pool_tokens: int
     """Longest request that the KV pool holds when it runs alone."""
     eos_token_ids: tuple[int, ...]
+    grammars: bool = False
+    """Whether answers may be held to grammars."""
 
     @classmethod
-    def of(cls, specs: DeviceSpecs, max_request_tokens: int) -> "Limits":
+    def of(cls, specs: DeviceSpecs, max_request_tokens: int, *, grammars: bool = False) -> "Limits":
         """Return the limits of a device on which one request may grow to `max_request_tokens`."""
         return cls(
             vocab_size=specs.model.vocab_size,
             context_tokens=specs.model.max_model_len,
             pool_tokens=max_request_tokens,
             eos_token_ids=specs.model.eos_token_ids,
+            grammars=grammars,
         )
 
 
@@ -59,7 +62,8 @@ class Ingress:
         # An id that the model cannot produce never stops a request; gateways send the
         # tokenizer's whole list, which may reach beyond the model's vocabulary.
         stops = frozenset(i for i in asked.stop_token_ids if 0 <= i < limits.vocab_size)
-        if not asked.ignore_eos:
+        # A grammar ends with eos, whatever else is asked.
+        if not asked.ignore_eos or asked.grammar is not None:
             stops |= frozenset(limits.eos_token_ids)
         return Admitted(
             Request(asked, prompt_tokens=prompt, limit=budget, stops=stops, now_us=now_us),
@@ -115,6 +119,10 @@ class Ingress:
                 "and must leave room for one token of the answer; "
                 "a larger --kv-cache-size or --max-total-tokens would hold it"
             )
+        if asked.grammar is not None and not limits.grammars:
+            yield "this engine holds answers to no grammars; --grammar-backend names a library"
+        if asked.grammar is not None and asked.min_new_tokens > 0:
+            yield "min_new_tokens beside a grammar is not supported; the grammar decides the end"
         yield from _length_faults(asked)
         yield from _sampling_faults(asked.sampling, limits.vocab_size)
 

@@ -148,6 +148,8 @@ class Relay:
         self._results = crc32(result.tokens, crc32(result.counts, self._results))
         if len(result.nan_indices):
             self._results = crc32(result.nan_indices, self._results)
+        if len(result.grammar_faults):
+            self._results = crc32(result.grammar_faults, self._results)
 
     def close(self) -> Digest:
         """End the round; the next exchange carries its digest."""

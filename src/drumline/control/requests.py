@@ -10,6 +10,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from drumline.contract.grammar import Grammar
 from drumline.contract.request import Admission, GenerateRequest
 from drumline.scheduler.events import RequestSpec
 
@@ -71,6 +72,7 @@ class Request:
         "arrived_us",
         "cached_tokens",
         "first_token_us",
+        "grammar",
         "held",
         "held_logprobs",
         "held_top_ids",
@@ -102,6 +104,7 @@ class Request:
         self.prompt_tokens = prompt_tokens
         self.limit = limit
         self.min_new_tokens = asked.min_new_tokens
+        self.grammar = asked.grammar
         self.stops = stops
         self.stream = asked.stream
         self.return_logprob = asked.return_logprob
@@ -131,6 +134,8 @@ class Admitted(Struct, frozen=True):
     request: Request
     admission: Admission
     spec: RequestSpec
+    grammar: Grammar | None = None
+    """What the request's grammar became, once it is compiled on every rank."""
 
 
 class Refusal(Struct, frozen=True):

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from drumline.contract.cache import CacheAck, WriteBack
+from drumline.contract.grammar import Attachment
 from drumline.contract.plan import Plan
 from drumline.contract.ports import Dispatch, DpRound
 from drumline.contract.request import Admission
@@ -34,6 +35,10 @@ class QueuedDataPlane:
     def admit(self, requests: Sequence[Admission]) -> None:
         """Queue: learn requests, before a plan names them."""
         self._thread.submit(partial(self._handle.admit, tuple(requests)))
+
+    def attach_grammars(self, attachments: Sequence[Attachment]) -> None:
+        """Queue: hold admitted requests to grammars, before a plan names them."""
+        self._thread.submit(partial(self._handle.attach_grammars, tuple(attachments)))
 
     def execute(self, plan: Plan, dispatch: Dispatch) -> int | None:
         """Queue: carry out a plan; returns the ticket of its forward, or None without a batch."""

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from drumline.contract.arrays import IntArray
+from drumline.contract.arrays import NO_INTS, IntArray
 from drumline.contract.plan import Batch
 from drumline.contract.ports import DpRound, LogprobPlan
 from drumline.contract.result import ForwardResult, RowLogprobs
@@ -65,6 +65,7 @@ class Executor:
             tokens=sampled.tokens.numpy().astype(np.int32),
             counts=counts,
             nan_indices=chosen[sampled.bad.numpy()],
+            grammar_faults=chosen[list(sampled.faults)] if sampled.faults else NO_INTS,
             logprobs=_by_batch_index(chosen, sampled.logprobs, wanted),
         )
 

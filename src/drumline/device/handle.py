@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import torch
 
 from drumline.contract.cache import CacheAck, CacheOp
+from drumline.contract.grammar import Attachment
 from drumline.contract.plan import Plan
 from drumline.contract.ports import Dispatch, DpRound
 from drumline.contract.request import Admission
@@ -45,6 +46,10 @@ class DeviceHandle:
     def admit(self, requests: Sequence[Admission]) -> None:
         """Learn requests before a plan binds rows to them."""
         self._sampler.admit(requests)
+
+    def attach_grammars(self, attachments: Sequence[Attachment]) -> None:
+        """Hold admitted requests to grammars."""
+        self._sampler.attach(attachments)
 
     def release(self, rids: Sequence[str]) -> None:
         """Forget ended requests."""

@@ -14,8 +14,9 @@ from drumline.control.event_loop import EventLoop, Ranks
 from drumline.control.ingress import Limits
 from drumline.control.transport import Transport
 from drumline.core.clock import SystemClock
-from drumline.core.config import Config
+from drumline.core.config import Config, GrammarBackend
 from drumline.core.errors import DrumlineError
+from drumline.core.model_files import find_model
 from drumline.device.build import build
 from drumline.device.data_plane import QueuedDataPlane
 from drumline.device.forward_thread import ForwardThread
@@ -26,6 +27,8 @@ from drumline.device.parallel import (
     open_store,
     share_processors,
 )
+from drumline.grammar.compiler import GrammarCache
+from drumline.grammar.vocabulary import Vocabulary, read_vocabulary
 from drumline.rank.company import Company, gathered
 from drumline.rank.heap import freeze_heap
 from drumline.rank.lifeline import Reports
@@ -70,6 +73,7 @@ def _serve(
             registration_of(specs, config, scheduler.max_request_tokens, settings.engine_index),
             engine_index=settings.engine_index,
         )
+    grammars = _grammars(config, specs)
     try:
         if transport is not None:
             transport.start()
@@ -84,9 +88,10 @@ def _serve(
                 members=company.layout.replica(company.rank),
                 rank=company.rank,
             ),
-            limits=Limits.of(specs, scheduler.max_request_tokens),
+            limits=Limits.of(specs, scheduler.max_request_tokens, grammars=grammars is not None),
             specs=specs,
             in_flight_depth=config.schedule.in_flight_depth,
+            grammars=grammars,
         )
         freeze_heap()
         # Nobody enters the first round's exchange while others still start.
@@ -102,6 +107,9 @@ def _serve(
         if transport is not None:
             transport.close()
         raise
+    finally:
+        if grammars is not None:
+            grammars.close()
     if transport is not None:
         transport.close()
     data_plane.shutdown()
@@ -124,6 +132,18 @@ def _tensor_group(
     return thread.call(
         lambda: LinkedGroup(store or dial_store(host, port), replica.index, replica.size, host=host)
     )
+
+
+def _grammars(config: Config, specs: DeviceSpecs) -> GrammarCache | None:
+    """Return what compiles grammars; nothing of it is loaded before the first one."""
+    if config.grammar.grammar_backend is GrammarBackend.NONE or not specs.model.eos_token_ids:
+        return None
+
+    def vocabulary() -> Vocabulary:
+        files = find_model(config.model.model)
+        return read_vocabulary(files, specs.model.vocab_size, specs.model.eos_token_ids)
+
+    return GrammarCache(config.grammar, vocabulary, SystemClock())
 
 
 def _summary(specs: DeviceSpecs, company: Company) -> str:

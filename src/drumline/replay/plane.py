@@ -16,6 +16,7 @@ import numpy as np
 
 from drumline.contract.arrays import IntArray
 from drumline.contract.cache import CacheAck, CacheOp
+from drumline.contract.grammar import Attachment, Matcher
 from drumline.contract.plan import Batch, Bound, Plan
 from drumline.contract.ports import Dispatch, DpRound, LogprobPlan
 from drumline.contract.request import Admission
@@ -60,6 +61,7 @@ class PagedPlane:
         self._owners: dict[int, Bound] = {}
         self._admitted: dict[str, Admission] = {}
         self._last: dict[str, int] = {}
+        self._matchers: dict[str, Matcher] = {}
         self._tiers = PagedTiers(specs, self._last, delay, failing)
         self._slots = self._tiers.device
         self._queue: deque[Callable[[], None]] = deque()
@@ -83,6 +85,11 @@ class PagedPlane:
         """Queue: learn requests."""
         copies = list(requests)
         self._push(lambda: self._learn(copies))
+
+    def attach_grammars(self, attachments: Sequence[Attachment]) -> None:
+        """Queue: hold requests to grammars."""
+        copies = list(attachments)
+        self._push(lambda: self._attach(copies))
 
     def execute(self, plan: Plan, dispatch: Dispatch) -> int | None:
         """Queue: carry out a plan; returns the ticket of its forward."""
@@ -139,11 +146,32 @@ class PagedPlane:
                 raise InvariantError(f"{request.rid!r} is admitted twice")
             self._admitted[request.rid] = request
 
+    def _attach(self, attachments: Sequence[Attachment]) -> None:
+        for attachment in attachments:
+            if attachment.rid not in self._admitted:
+                raise InvariantError(f"{attachment.rid!r} gets a grammar but is not admitted")
+            self._matchers[attachment.rid] = attachment.grammar.matcher()
+
+    def _held_to_grammar(self, rid: str, token: int) -> int:
+        """Return the token that a request's grammar makes of the one that was drawn."""
+        matcher = self._matchers.get(rid)
+        if matcher is None or matcher.terminated:
+            return token
+        words = np.zeros((self._vocab_size + 31) // 32, np.int32)
+        matcher.fill(words)
+        bits = np.unpackbits(words.view(np.uint8), count=self._vocab_size, bitorder="little")
+        allowed = np.flatnonzero(bits)
+        token = int(allowed[token % len(allowed)])
+        if not matcher.accept(token):
+            raise InvariantError(f"{rid!r}: its grammar allowed {token} and does not take it")
+        return token
+
     def _forget(self, rids: Sequence[str]) -> None:
         for rid in rids:
             if self._admitted.pop(rid, None) is None:
                 raise InvariantError(f"{rid!r} is released but not admitted")
             self._last.pop(rid, None)
+            self._matchers.pop(rid, None)
 
     def _prepare(self, plan: Plan) -> None:
         self._tiers.store(plan.cache_ops)
@@ -181,6 +209,7 @@ class PagedPlane:
                 counts[index] = 0
                 continue
             token = token_of(self._seen(row, end), request.sampling.seed, self._vocab_size)
+            token = self._held_to_grammar(request.rid, token)
             self._last[request.rid] = token
             tokens.append(token)
             if request.rid in self._faulty:

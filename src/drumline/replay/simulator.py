@@ -10,9 +10,10 @@ import numpy as np
 
 from drumline.collective.solo import SoloGroup
 from drumline.contract.cache import CacheAck, CacheOp
+from drumline.contract.grammar import Attachment, GrammarKey
 from drumline.contract.messages import AbortAsked, CallAsked, Submitted
 from drumline.contract.plan import Plan, decode_plan, encode_plan
-from drumline.contract.ports import DataPlane, Dispatch, DpRound, Group
+from drumline.contract.ports import DataPlane, Dispatch, DpRound, GrammarCompiler, Group
 from drumline.contract.request import Admission, GenerateRequest, Sampling
 from drumline.contract.result import ForwardResult, decode_result, encode_result
 from drumline.contract.specs import CacheGroup, DeviceSpecs, ModelFacts
@@ -75,6 +76,9 @@ class EncodedPlane:
     def admit(self, requests: Sequence[Admission]) -> None:
         self._plane.admit(requests)
 
+    def attach_grammars(self, attachments: Sequence[Attachment]) -> None:
+        self._plane.attach_grammars(attachments)
+
     def execute(self, plan: Plan, dispatch: Dispatch) -> int | None:
         return self._plane.execute(decode_plan(encode_plan(plan)), dispatch)
 
@@ -110,6 +114,7 @@ class Simulation:
         force_retraction_interval: int = 0,
         replica: Group | None = None,
         world: Group | None = None,
+        grammars: GrammarCompiler | None = None,
         members: tuple[int, ...] = (),
     ) -> None:
         self.specs = specs or small_specs()
@@ -139,9 +144,12 @@ class Simulation:
             frontend=self.frontend if replica is None or replica.index == 0 else None,
             clock=self.clock,
             ranks=Ranks(replica or SoloGroup(), world or SoloGroup(), members),
-            limits=Limits.of(self.specs, self.scheduler.max_request_tokens),
+            limits=Limits.of(
+                self.specs, self.scheduler.max_request_tokens, grammars=grammars is not None
+            ),
             specs=self.specs,
             in_flight_depth=depth,
+            grammars=grammars,
         )
         self.rounds = 0
 
@@ -157,6 +165,7 @@ class Simulation:
         ignore_eos: bool = False,
         min_new_tokens: int = 0,
         top_logprobs: int | None = None,
+        grammar: GrammarKey | None = None,
     ) -> None:
         """Send a request; it arrives in the next round."""
         ids = np.array(prompt, np.int32)
@@ -173,6 +182,7 @@ class Simulation:
                     stream=stream,
                     return_logprob=top_logprobs is not None,
                     top_logprobs=top_logprobs or 0,
+                    grammar=grammar,
                     page_digests=page_digests(ids, self.specs.prefix_granularity),
                 )
             )

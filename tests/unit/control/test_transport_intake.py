@@ -1,9 +1,11 @@
 """What the link makes of requests, whatever they hold."""
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from drumline.contract.grammar import GrammarKey, GrammarKind
 from drumline.contract.messages import Submitted, decode_messages, encode_messages
 from drumline.control.transport.intake import submitted
 from drumline.wire.codec import MalformedFrameError, encode
@@ -37,6 +39,30 @@ def requests(draw):
         return_logprob=draw(st.booleans()),
         top_logprobs_num=draw(st.integers(-(2**63), 2**64 - 1)),
     )
+
+
+@pytest.mark.parametrize(
+    ("params", "key"),
+    [
+        ({"json_schema": "{}"}, GrammarKey(GrammarKind.JSON_SCHEMA, "{}")),
+        ({"regex": "a+"}, GrammarKey(GrammarKind.REGEX, "a+")),
+        ({"ebnf": "root ::= x"}, GrammarKey(GrammarKind.EBNF, "root ::= x")),
+        ({"structural_tag": "{}"}, GrammarKey(GrammarKind.STRUCTURAL_TAG, "{}")),
+        (
+            {"custom_params": {"drumline": {"choice": ["a", "b"]}, "other": 3}},
+            GrammarKey(GrammarKind.CHOICE, '["a","b"]'),
+        ),
+        ({"custom_params": {"other": 3}}, None),
+    ],
+)
+def test_a_grammar_arrives_by_its_kind_and_can_be_relayed(params, key):
+    wire = TokenizedGenerateReqInput(
+        rid="a", input_ids=[1], sampling_params=SamplingParams(**params)
+    )
+    message = submitted(encode(wire), 4)
+    assert message.request.invalid is None
+    (relayed,) = decode_messages(encode_messages((message,)))
+    assert relayed.request.grammar == key
 
 
 @settings(max_examples=200, deadline=None)

@@ -48,6 +48,9 @@ _NOT_FINITE = Ending(
     ENGINE_ERROR,
     code=NUMERICAL_ERROR,
 )
+_GRAMMAR_FAULT = Ending(
+    Reason.ABORT, "the grammar met a limit of its library and could not go on", ENGINE_ERROR
+)
 _AT_LENGTH = Ending(Reason.LENGTH)
 
 
@@ -220,7 +223,9 @@ class Outputs:
         live = self._generation[rows] == batch.generations
         if len(result.nan_indices):
             # Before the results: what these rows computed must not be published.
-            self._end_not_finite(rows, live, result.nan_indices, now_us)
+            self._end_faulty(rows, live, result.nan_indices, _NOT_FINITE, now_us)
+        if len(result.grammar_faults):
+            self._end_faulty(rows, live, result.grammar_faults, _GRAMMAR_FAULT, now_us)
         self._outcome.events.append(Results(rows, batch.generations, counts, tokens))
         logprobs = {entry.index: entry for entry in result.logprobs}
         single = live & (counts == 1)
@@ -372,11 +377,13 @@ class Outputs:
             add_request(self._outcome.columns, request, produced, None)
             self._streams[row] = True
 
-    def _end_not_finite(self, rows: IntArray, live: Flags, indices: IntArray, now_us: int) -> None:
+    def _end_faulty(
+        self, rows: IntArray, live: Flags, indices: IntArray, ending: Ending, now_us: int
+    ) -> None:
         for index in indices.tolist():
             request = self._requests[int(rows[index])]
             if live[index] and request is not None:
-                self._abort(request, _NOT_FINITE, now_us)
+                self._abort(request, ending, now_us)
         live[indices] = False
 
     # Ends

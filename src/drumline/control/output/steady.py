@@ -60,6 +60,7 @@ class Steady:
             and batch.generations is self.generations
             and self.headroom > 1
             and not len(result.nan_indices)
+            and not len(result.grammar_faults)
             and len(result.tokens) == len(self.rows)
             and result.counts.tobytes() == self.ones
         )

@@ -8,9 +8,12 @@ vocabulary or the context's length, is checked in the round.
 import math
 from typing import Any
 
+import msgspec
 import numpy as np
+from msgspec import Struct
 
 from drumline.contract.arrays import IntArray
+from drumline.contract.grammar import GrammarKey, GrammarKind
 from drumline.contract.messages import Submitted
 from drumline.contract.request import GenerateRequest, Sampling
 from drumline.core.hashing import page_digests
@@ -34,7 +37,16 @@ _NOT_SUPPORTED = (
     "token_ids_logprob",
     "bootstrap_room",
 )
-_NOT_SUPPORTED_SAMPLING = ("json_schema", "regex", "ebnf", "structural_tag", "thinking_budget")
+_NOT_SUPPORTED_SAMPLING = ("thinking_budget",)
+_GRAMMARS = (
+    GrammarKind.JSON_SCHEMA,
+    GrammarKind.REGEX,
+    GrammarKind.EBNF,
+    GrammarKind.STRUCTURAL_TAG,
+)
+"""The kinds that have a place of their own on the wire, by that name."""
+OWN_PARAMS = "drumline"
+"""Under this name in `custom_params`: what the wire has no place for."""
 
 
 class RefusalError(Exception):
@@ -102,6 +114,7 @@ def _translated(rid: str, request: TokenizedGenerateReqInput, granularity: int) 
         return_logprob=return_logprob,
         top_logprobs=_clipped(request.top_logprobs_num) or 0 if return_logprob else 0,
         page_digests=page_digests(ids, granularity),
+        grammar=_grammar(params),
     )
 
 
@@ -116,6 +129,32 @@ def _check(params: SamplingParams) -> None:
     for name in _NOT_SUPPORTED_SAMPLING:
         if getattr(params, name) is not None:
             raise RefusalError(f"{name} is not supported by this engine")
+
+
+class _OwnParams(Struct, frozen=True, forbid_unknown_fields=True):
+    """What requests may say beside the wire's places."""
+
+    choice: list[str] | None = None
+
+
+def _grammar(params: SamplingParams) -> GrammarKey | None:
+    keys = [
+        GrammarKey(kind, source)
+        for kind in _GRAMMARS
+        if (source := getattr(params, kind.value)) is not None
+    ]
+    own = (params.custom_params or {}).get(OWN_PARAMS)
+    if own is not None:
+        try:
+            choice = msgspec.convert(own, _OwnParams).choice
+        except msgspec.ValidationError as error:
+            raise RefusalError(f"custom_params.{OWN_PARAMS}: {error}") from None
+        if choice is not None:
+            keys.append(GrammarKey(GrammarKind.CHOICE, msgspec.json.encode(choice).decode()))
+    if len(keys) > 1:
+        kinds = " and ".join(key.kind.value for key in keys)
+        raise RefusalError(f"{kinds} are set together; an answer is held to one grammar")
+    return keys[0] if keys else None
 
 
 def _sampling(params: SamplingParams, rid: str) -> Sampling:

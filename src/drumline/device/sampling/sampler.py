@@ -8,10 +8,12 @@ from msgspec import Struct
 from torch import Tensor
 
 from drumline.contract.arrays import IntArray
+from drumline.contract.grammar import Attachment, Matcher
 from drumline.contract.ports import LogprobPlan
 from drumline.contract.request import Admission
 from drumline.contract.result import RowLogprobs
 from drumline.core.errors import InvariantError
+from drumline.device.sampling.constraints import advance, mask
 from drumline.device.sampling.draw import DrawSettings, draw
 from drumline.device.sampling.history import Histories
 from drumline.device.sampling.lots import uniform
@@ -20,7 +22,7 @@ from drumline.device.sampling.lots import uniform
 class _Resident:
     """What is kept of an admitted request, wherever it runs."""
 
-    __slots__ = ("admission", "bias_ids", "bias_values", "slot", "stop_ids")
+    __slots__ = ("admission", "bias_ids", "bias_values", "matcher", "slot", "stop_ids")
 
     def __init__(self, admission: Admission) -> None:
         bias = admission.sampling.logit_bias
@@ -29,6 +31,7 @@ class _Resident:
         self.bias_values = np.fromiter(bias.values(), np.float32, len(bias))
         self.stop_ids = np.array(admission.stop_token_ids, np.int64)
         self.slot: int | None = None
+        self.matcher: Matcher | None = None
 
     @property
     def penalized(self) -> bool:
@@ -47,17 +50,22 @@ class _Resident:
 
 
 class Sampled(Struct, frozen=True, eq=False):
-    """One token a row, which rows' logits were not finite, and the log probabilities asked for."""
+    """One token a row, which rows' logits were not finite, and the log probabilities asked for.
+
+    `faults` are the rows whose grammar could not go on.
+    """
 
     tokens: Tensor
     bad: Tensor
     logprobs: tuple[RowLogprobs, ...] = ()
+    faults: tuple[int, ...] = ()
 
 
 class Sampler:
     """Draws tokens for pool rows, as the requests bound to them ask."""
 
     __slots__ = (
+        "_constrained",
         "_edits",
         "_greedy",
         "_histories",
@@ -78,6 +86,7 @@ class Sampler:
         self._histories = Histories(vocab)
         self._greedy = np.ones(rows, np.bool_)
         self._edits = np.zeros(rows, np.bool_)
+        self._constrained = np.zeros(rows, np.bool_)
         self._temperature = np.ones(rows, np.float32)
         self._top_p = np.ones(rows, np.float32)
         self._min_p = np.zeros(rows, np.float32)
@@ -88,6 +97,11 @@ class Sampler:
         """Learn how requests want to be sampled."""
         for admission in requests:
             self._residents[admission.rid] = _Resident(admission)
+
+    def attach(self, attachments: Sequence[Attachment]) -> None:
+        """Hold admitted requests to grammars, from their beginning."""
+        for attachment in attachments:
+            self._residents[attachment.rid].matcher = attachment.grammar.matcher()
 
     def release(self, rids: Sequence[str]) -> None:
         """Forget ended requests; unknown ones are ignored."""
@@ -107,6 +121,7 @@ class Sampler:
         self._rows[row] = resident
         self._greedy[row] = sampling.greedy
         self._edits[row] = resident.edits
+        self._constrained[row] = resident.matcher is not None
         self._temperature[row] = sampling.temperature
         self._top_p[row] = sampling.top_p
         self._min_p[row] = sampling.min_p
@@ -130,11 +145,17 @@ class Sampler:
             raw = logits[torch.from_numpy(wanted.indices.astype(np.int64))]
         if self._edits[rows].any():
             self._edit(logits, rows, positions)
+        held = np.flatnonzero(self._constrained[rows])
+        matchers = [matcher for row in rows[held] if (matcher := self._resident(row).matcher)]
+        faults: list[int] = []
+        if matchers:
+            faults += mask(logits, held, matchers)
         tokens, bad = draw(logits, self._settings(rows, positions))
+        if matchers:
+            faults += advance(tokens, bad, held, matchers)
         self._remember(rows, tokens)
-        if wanted is None or raw is None:
-            return Sampled(tokens, bad)
-        return Sampled(tokens, bad, _logprobs(raw, tokens, wanted))
+        told = () if wanted is None or raw is None else _logprobs(raw, tokens, wanted)
+        return Sampled(tokens, bad, told, tuple(sorted(set(faults))))
 
     def _settings(self, rows: IntArray, positions: IntArray) -> DrawSettings:
         return DrawSettings(

@@ -4,6 +4,7 @@ from typing import Any
 
 from drumline.core.errors import RequestError
 from drumline.frontend.limits import MAX_CHOICES, Limits
+from drumline.frontend.openai.grammar import grammar_params
 from drumline.frontend.openai.schema import SamplingFields
 from drumline.wire.sampling import SamplingParams
 
@@ -23,7 +24,6 @@ def sampling_params(fields: SamplingFields, limits: Limits) -> SamplingParams:
     Stop strings are not among them: they are matched on text, on this side.
     Raises RequestError 400 naming the parameter that is out of its range.
     """
-    _refuse_unsupported(fields)
     ignore_eos = bool(fields.ignore_eos)
     stop_ids = fields.stop_token_ids or []
     limits.check_ids(stop_ids, "stop_token_ids")
@@ -47,6 +47,7 @@ def sampling_params(fields: SamplingFields, limits: Limits) -> SamplingParams:
         ignore_eos=ignore_eos,
         skip_special_tokens=fields.skip_special_tokens is not False,
         logit_bias=_logit_bias(fields.logit_bias, limits),
+        **grammar_params(fields),
     )
 
 
@@ -99,12 +100,6 @@ def logprob_count(name: str, value: int) -> int:
 def unsupported(param: str, why: str) -> RequestError:
     """Return the refusal of a parameter that would change the answer and is not honoured."""
     return RequestError(400, f"{param}: {why}", param=param, code="unsupported_parameter")
-
-
-def _refuse_unsupported(fields: SamplingFields) -> None:
-    kind = (fields.response_format or {}).get("type", "text")
-    if kind != "text":
-        raise unsupported("response_format", f"type {kind!r} is not supported; 'text' is")
 
 
 def _or(name: str, value: float | None, default: float, least: float, most: float | None) -> Any:

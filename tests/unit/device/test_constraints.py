@@ -1,0 +1,114 @@
+"""Rows that are held to grammars draw what their matchers allow, and no other row is touched."""
+
+import numpy as np
+import torch
+
+from drumline.contract.grammar import Attachment, GrammarFaultError
+from drumline.contract.request import Admission, Sampling
+from drumline.device.sampling.sampler import Sampler
+
+from .conftest import ints
+
+VOCAB = 40
+
+
+class Counting:
+    """Allows one id after the other, from the first, up to the last."""
+
+    stop_ids = (39,)
+
+    def __init__(self, first, fails=False):
+        self.at = first
+        self.fails = fails
+        self.taken = []
+
+    def matcher(self):
+        return self
+
+    @property
+    def terminated(self):
+        return self.at == VOCAB
+
+    def fill(self, mask):
+        assert not self.terminated
+        if self.fails:
+            raise GrammarFaultError("too complex")
+        mask.fill(0)
+        mask.view(np.uint32)[self.at // 32] = 1 << (self.at % 32)
+
+    def accept(self, token):
+        self.taken.append(token)
+        fits = token == self.at
+        self.at += fits
+        return fits
+
+    def rollback(self, tokens):
+        self.at -= tokens
+
+
+def sampler_of(grammars, **sampling):
+    """A sampler whose row n+1 is held to the n-th grammar, or to none."""
+    sampler = Sampler(len(grammars) + 1, VOCAB)
+    for row, grammar in enumerate(grammars, 1):
+        rid = f"r{row}"
+        sampler.admit(
+            [Admission(rid=rid, prompt_tokens=1, sampling=Sampling(seed=row, **sampling))]
+        )
+        if grammar is not None:
+            sampler.attach([Attachment(rid, grammar)])
+        sampler.bind(row, rid)
+    return sampler
+
+
+def sample(sampler, rows, position=5):
+    logits = torch.randn(len(rows), VOCAB, generator=torch.Generator().manual_seed(position))
+    return sampler.sample(logits, ints(*rows), ints(*[position] * len(rows)))
+
+
+def test_held_rows_follow_their_grammars_and_others_draw_as_ever():
+    held, other = Counting(3), Counting(30)
+    sampler = sampler_of([held, None, other])
+    free = sampler_of([None, None, None])
+    drawn = []
+    for position in range(5, 9):
+        sampled = sample(sampler, [1, 2, 3], position)
+        drawn.append(sampled.tokens.tolist())
+        assert drawn[-1][1] == sample(free, [1, 2, 3], position).tokens[1]
+        assert not sampled.bad.any()
+        assert sampled.faults == ()
+    assert [row[0] for row in drawn] == [3, 4, 5, 6]
+    assert [row[2] for row in drawn] == [30, 31, 32, 33]
+
+
+def test_an_ended_grammar_is_not_asked_again():
+    held = Counting(39)
+    sampler = sampler_of([held], top_k=1)
+    assert sample(sampler, [1]).tokens.tolist() == [39]
+    assert held.terminated
+    sampled = sample(sampler, [1])
+    assert sampled.faults == ()
+    assert held.taken == [39]
+
+
+def test_a_grammar_that_cannot_go_on_is_told_by_row():
+    sampler = sampler_of([Counting(3), Counting(4, fails=True)])
+    sampled = sample(sampler, [1, 2])
+    assert sampled.faults == (1,)
+    assert sampled.tokens.tolist()[0] == 3
+
+
+def test_a_row_that_is_not_finite_takes_no_token():
+    held = Counting(3)
+    sampler = sampler_of([held])
+    logits = torch.full((1, VOCAB), torch.nan)
+    sampled = sampler.sample(logits, ints(1), ints(5))
+    assert sampled.bad.tolist() == [True]
+    assert held.taken == []
+
+
+def test_a_request_keeps_its_place_in_its_grammar_when_it_changes_rows():
+    held = Counting(3)
+    sampler = sampler_of([held, None])
+    sample(sampler, [1])
+    sampler.bind(2, "r1")
+    assert sample(sampler, [2]).tokens.tolist() == [4]
