@@ -18,6 +18,8 @@ from drumline.grammar.vocabulary import Vocabulary
 
 _PLACE = re.compile(r"^\[[^\]]*\] \S+\.(?:cc|h):\d+: ")
 """What the library puts before a message: the time, and a place in its source."""
+_MAX_WHITESPACE = 16
+"""Characters of white space between two parts: a small model would go on with it for ever."""
 _CONTROL = re.compile(rb"[\x00-\x09\x0b\x0c\x0e-\x1f]")
 
 
@@ -44,7 +46,9 @@ class XgrammarBackend:
         match prepared.kind:
             case GrammarKind.JSON_SCHEMA | GrammarKind.JSON_OBJECT:
                 # What is closed is written into the schema; see the schema module.
-                return self._json.compile_json_schema(source, strict_mode=False)
+                return self._json.compile_json_schema(
+                    source, strict_mode=False, max_whitespace_cnt=_MAX_WHITESPACE
+                )
             case GrammarKind.REGEX:
                 return plain.compile_regex(source)
             case GrammarKind.EBNF:

@@ -171,7 +171,9 @@ def waiting(rid):
     asked = GenerateRequest(rid=rid, grammar=KEY)
     request = Request(asked, prompt_tokens=1, limit=9, stops=frozenset(), now_us=0)
     admission = Admission(rid=rid, prompt_tokens=1, sampling=asked.sampling)
-    return Admitted(request, admission, RequestSpec(rid=rid, tokens=asked.input_ids, max_new_tokens=9))
+    return Admitted(
+        request, admission, RequestSpec(rid=rid, tokens=asked.input_ids, max_new_tokens=9)
+    )
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -23,21 +23,31 @@ def mask(logits: Tensor, indices: Indices, matchers: Sequence[Matcher]) -> list[
     request is over, and what is drawn for it is nobody's.
     """
     vocab = logits.shape[1]
-    words = np.full((len(indices), (vocab + 31) // 32), -1, np.int32)
+    words = np.empty((vocab + 31) // 32, np.int32)
     faults = []
-    for place, matcher in enumerate(matchers):
+    for index, matcher in zip(indices.tolist(), matchers, strict=True):
         if matcher.terminated:
             continue
         try:
-            matcher.fill(words[place])
+            matcher.fill(words)
         except GrammarFaultError:
-            words[place] = -1
-            faults.append(int(indices[place]))
-    bits = np.unpackbits(words.view(np.uint8), axis=1, count=vocab, bitorder="little")
-    rows = torch.from_numpy(indices).to(logits.device)
-    forbidden = torch.from_numpy(bits == 0).to(logits.device)
-    logits[rows] = logits[rows].masked_fill_(forbidden, -torch.inf)
+            faults.append(index)
+            continue
+        bits = np.unpackbits(words.view(np.uint8), count=vocab, bitorder="little")
+        _keep(logits[index], bits.view(np.bool_))
     return faults
+
+
+def _keep(row: Tensor, allowed: npt.NDArray[np.bool_]) -> None:
+    """Leave a row, `[vocab]`, what is allowed, by touching the fewer ids of the two kinds."""
+    if 2 * np.count_nonzero(allowed) < len(allowed):
+        ids = torch.from_numpy(np.flatnonzero(allowed)).to(row.device)
+        kept = row[ids]
+        row.fill_(-torch.inf)
+        row[ids] = kept
+    else:
+        ids = torch.from_numpy(np.flatnonzero(~allowed)).to(row.device)
+        row.index_fill_(0, ids, -torch.inf)
 
 
 def advance(
