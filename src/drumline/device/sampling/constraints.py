@@ -25,7 +25,7 @@ def mask(logits: Tensor, indices: Indices, matchers: Sequence[Matcher]) -> list[
     vocab = logits.shape[1]
     words = np.empty((vocab + 31) // 32, np.int32)
     faults = []
-    for index, matcher in zip(indices.tolist(), matchers, strict=True):
+    for index, matcher in zip(map(int, indices), matchers, strict=True):
         if matcher.terminated:
             continue
         try:
