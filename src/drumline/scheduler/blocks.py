@@ -108,7 +108,7 @@ class BlockPool:
         self.group_of = np.zeros(total, np.int8)
         for index, (base, size) in enumerate(zip(self.base, sizes, strict=True)):
             self.group_of[base + 1 : base + 1 + size] = index
-        self.rank = [FULL_HISTORY] * len(groups)
+        self.rank: IndexArray = np.full(len(groups), FULL_HISTORY)
         self.evictable = 0
         self.releases = 0
         """Grows whenever blocks become free or evictable; waiting for room watches it."""
@@ -218,15 +218,8 @@ class BlockPool:
 
     def _file(self, blocks: IndexArray) -> None:
         self.evictable += len(blocks)
-        keys = self.epoch[blocks] * len(self.rank) + self.group_of[blocks]
-        first = int(keys[0])
-        if (keys == first).all():
-            epoch, group = divmod(first, len(self.rank))
-            self._order.file(blocks, epoch, self.rank[group], self.evictable)
-            return
-        for key in np.unique(keys).tolist():
-            epoch, group = divmod(key, len(self.rank))
-            self._order.file(blocks[keys == key], epoch, self.rank[group], self.evictable)
+        ranks = self.rank[self.group_of[blocks]]
+        self._order.file(blocks, self.epoch[blocks], ranks, self.evictable)
 
     def _live(self, blocks: IndexArray, epoch: int) -> IndexArray:
         live = (self.refs[blocks] == 0) & (self.node[blocks] > 0) & (self.epoch[blocks] == epoch)

@@ -2,9 +2,10 @@
 
 Blocks wait under the epoch of the admission that touched them last, oldest epoch
 first; within an epoch by rank, and within a rank the deepest first, so that a
-prefix outlives what hangs on it. Filing is cheap and never undone: a block that
-somebody took since, or that was touched again, is stale where it was filed and is
-skipped there. It knows blocks as numbers and asks others what they are.
+prefix outlives what hangs on it. Filing is cheap, as blocks are sorted into their
+buckets only when one is wanted, and never undone: a block that somebody took since, or
+that was touched again, is stale where it was filed and is skipped there. It knows blocks
+as numbers and asks others what they are.
 """
 
 import heapq
@@ -12,7 +13,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from drumline.scheduler.index import NOBODY, IndexArray
+from drumline.scheduler.index import NOBODY, ZERO, IndexArray
 
 RANKS = 4
 """Ranks of blocks within an epoch, given up in ascending order."""
@@ -25,7 +26,7 @@ class EvictionOrder:
     are, the one of the higher `depth` goes first.
     """
 
-    __slots__ = ("_buckets", "_depth", "_filed", "_front", "_keys", "_live")
+    __slots__ = ("_buckets", "_depth", "_filed", "_front", "_keys", "_live", "_pending")
 
     def __init__(
         self,
@@ -34,29 +35,44 @@ class EvictionOrder:
     ) -> None:
         self._depth = depth
         self._live = live
+        self._pending: list[tuple[IndexArray, IndexArray]] = []
+        """Blocks and their buckets' keys, not in the buckets yet."""
         self._buckets: dict[int, list[IndexArray]] = {}
         self._keys: list[int] = []
         self._filed = 0
         self._front = -1
         """The bucket that is in order, if it is one array."""
 
-    def file(self, blocks: IndexArray, epoch: int, rank: int, waiting: int) -> None:
+    def file(self, blocks: IndexArray, epochs: IndexArray, ranks: IndexArray, waiting: int) -> None:
         """File `blocks`; `waiting` is how many blocks in all are not stale."""
-        key = epoch * RANKS + rank
-        bucket = self._buckets.get(key)
-        if bucket is None:
-            self._buckets[key] = [blocks]
-            heapq.heappush(self._keys, key)
-        else:
-            bucket.append(blocks)
-        if key == self._front:
-            self._front = -1
+        self._pending.append((blocks, epochs * RANKS + ranks))
         self._filed += len(blocks)
         if self._filed > 2 * waiting + 4096:
             self._compact()
 
+    def _settle(self) -> None:
+        """Put what was filed since the last time into buckets."""
+        if not self._pending:
+            return
+        blocks, keys = map(np.concatenate, zip(*self._pending, strict=True))
+        self._pending.clear()
+        order = np.argsort(keys, kind="stable")
+        blocks, keys = blocks[order], keys[order]
+        starts = np.flatnonzero(keys[1:] != keys[:-1]) + 1
+        firsts = keys[np.concatenate((ZERO[None], starts))].tolist()
+        for key, part in zip(firsts, np.split(blocks, starts), strict=True):
+            bucket = self._buckets.get(key)
+            if bucket is None:
+                self._buckets[key] = [part]
+                heapq.heappush(self._keys, key)
+            else:
+                bucket.append(part)
+            if key == self._front:
+                self._front = -1
+
     def pop(self, count: int) -> IndexArray:
         """Remove and return the `count` blocks to give up first, or as many as there are."""
+        self._settle()
         taken: list[IndexArray] = []
         while count and self._keys:
             key = self._keys[0]
@@ -84,12 +100,13 @@ class EvictionOrder:
     def _sorted(self, key: int) -> IndexArray:
         """Return a bucket's blocks that are not stale, the last to go first."""
         parts = self._buckets[key]
-        blocks = parts[0] if len(parts) == 1 else np.unique(np.concatenate(parts))
+        blocks = np.unique(np.concatenate(parts))
         live = self._live(blocks, key // RANKS)
         self._filed -= sum(map(len, parts)) - len(live)
         return live[np.argsort(self._depth(live), kind="stable")]
 
     def _compact(self) -> None:
+        self._settle()
         self._front = -1
         for key in list(self._buckets):
             live = self._sorted(key)
@@ -101,6 +118,7 @@ class EvictionOrder:
         heapq.heapify(self._keys)
 
     def clear(self) -> None:
+        self._pending.clear()
         self._buckets.clear()
         self._keys.clear()
         self._filed = 0
@@ -108,6 +126,7 @@ class EvictionOrder:
 
     def waiting(self) -> IndexArray:
         """Return every block that is not stale, each once; for checks."""
+        self._settle()
         parts = [
             self._live(np.unique(np.concatenate(parts)), key // RANKS)
             for key, parts in self._buckets.items()
