@@ -11,6 +11,7 @@ compute as well: 64-bit FNV-1a.
 """
 
 import struct
+from collections.abc import Sequence
 from functools import lru_cache
 from hashlib import sha256
 
@@ -70,8 +71,26 @@ def page_digests(
     """Return the digests of all full pages of `tokens`, 32 bytes each, concatenated."""
     data = np.ascontiguousarray(tokens, np.int32).data.cast("B")
     step = granularity * 4
+    join, head, count = b"".join, _PRIOR if prior else _NO_PRIOR, _counted(granularity)
     digests = []
     for start in range(0, len(tokens) // granularity * step, step):
-        prior = page_digest(prior, data[start : start + step], extra)
+        framed = join((head, prior, count, data[start : start + step], extra))
+        prior = sha256(framed).digest()
+        head = _PRIOR
         digests.append(prior)
     return b"".join(digests)
+
+
+def next_digests(
+    priors: Sequence[bytes], pages: Sequence[memoryview], extras: Sequence[bytes]
+) -> list[bytes]:
+    """Return the digest of each page `pages[i]` behind the page of digest `priors[i]`.
+
+    This is `page_digest` of pages of one length, for a loop that runs every round.
+    """
+    count = _counted(len(pages[0]) // 4)
+    join = b"".join
+    return [
+        sha256(join((_PRIOR if prior else _NO_PRIOR, prior, count, page, extra))).digest()
+        for prior, page, extra in zip(priors, pages, extras, strict=True)
+    ]

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from drumline.core.errors import InvariantError
-from drumline.core.hashing import DIGEST_BYTES
 from drumline.scheduler.blocks import BlockPool
 from drumline.scheduler.index import NOBODY, IndexArray
 
@@ -23,7 +22,6 @@ MAX_TAILS = 8
 """Partial pages kept behind one full page; older ones go."""
 _FEW = 8
 """Boundaries that are cheaper to publish one by one than as arrays."""
-_DIGEST = np.dtype((np.void, DIGEST_BYTES))
 
 Blocks = list[int] | IndexArray
 
@@ -62,7 +60,7 @@ class PrefixIndex:
         self.end: IndexArray = np.zeros(size, np.intp)
         """Tokens from the start of the sequence to the boundary."""
         self._filled: IndexArray = np.zeros(size, np.intp)
-        self._digests = np.zeros(size, _DIGEST)
+        self._digests = [b""] * size
         self._nodes: dict[bytes, int] = {}
         self._free: IndexArray = np.arange(size - 1, 0, -1)
         self._free_count = size - 1
@@ -244,8 +242,9 @@ class PrefixIndex:
             self._grow(count)
         self._free_count -= count
         nodes = self._free[self._free_count : self._free_count + count].copy()
-        self._nodes.update(zip(digests, nodes.tolist(), strict=True))
-        self._digests[nodes] = np.frombuffer(b"".join(digests), _DIGEST)
+        for node, digest in zip(nodes.tolist(), digests, strict=True):
+            self._nodes[digest] = node
+            self._digests[node] = digest
         self.end[nodes] = ends
         return nodes
 
@@ -267,7 +266,7 @@ class PrefixIndex:
             node = owner[block]
             owner[block] = 0
             if self.touched is not None:
-                self.touched[self._digests[node].tobytes()] = None
+                self.touched[self._digests[node]] = None
             at = node * slots
             while cells[at] != block:
                 at += 1
@@ -278,7 +277,7 @@ class PrefixIndex:
                 self._forget_node(node)
 
     def _forget_node(self, node: int) -> None:
-        del self._nodes[self._digests[node].tobytes()]
+        del self._nodes[self._digests[node]]
         self._free[self._free_count] = node
         self._free_count += 1
         if node in self._tail_of:
@@ -298,9 +297,7 @@ class PrefixIndex:
         self._cells = [part.reshape(-1).data for part in self.blocks]
         self.end = _lengthened(self.end, new)
         self._filled = _lengthened(self._filled, new)
-        digests = np.zeros(new, _DIGEST)
-        digests[:old] = self._digests
-        self._digests = digests
+        self._digests += [b""] * (new - old)
         free = np.concatenate((np.arange(new - 1, old - 1, -1), self._free[: self._free_count]))
         self._free_count = len(free)
         self._free = _lengthened(free, new)
@@ -323,7 +320,7 @@ class PrefixIndex:
         live = sorted(self._nodes.values())
         if live != np.flatnonzero(filled).tolist():
             raise InvariantError("a boundary is known without blocks, or unknown with some")
-        if any(self._digests[node].tobytes() != key for key, node in self._nodes.items()):
+        if any(self._digests[node] != key for key, node in self._nodes.items()):
             raise InvariantError("a boundary does not know its digest")
         if len(live) + self._free_count != len(self.end) - 1:
             raise InvariantError("a boundary is lost")

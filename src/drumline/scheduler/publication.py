@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from drumline.core.hashing import page_digest
+from drumline.core.hashing import next_digests, page_digest
 from drumline.scheduler.blocks import BlockPool
 from drumline.scheduler.draft import Draft
 from drumline.scheduler.index import IndexArray
@@ -27,6 +27,7 @@ class Publication:
     """Offers pages to the prefix index."""
 
     __slots__ = (
+        "_ahead",
         "_events",
         "_index",
         "_pool",
@@ -52,6 +53,8 @@ class Publication:
         self._index = index
         self._tables = tables
         self._rows = rows
+        self._ahead = rows.newest.shape[1] - granularity
+        """Tokens that may be known beyond a page."""
         self._tokens = rows.newest.reshape(-1).data.cast("B")
         """The rows' newest tokens as one line of bytes."""
         self._promised: dict[bytes, int] = {}
@@ -187,31 +190,40 @@ class Publication:
 
     def _hash(self, rows: Sequence[int]) -> tuple[list[int], list[int], list[bytes]]:
         """Hash the pages that `rows` have completed; return of each its row, end and digest."""
-        fields, size = self._rows, self._size
+        fields, size, tokens = self._rows, self._size, self._tokens
         hashed, computed, known = fields.hashed, fields.computed_of, fields.known_of
-        digests, extras, tokens = fields.digests, fields.extras, self._tokens
+        digests, extras, origin = fields.digests, fields.extras, fields.origin_of
         page, width = 4 * size, 4 * fields.newest.shape[1]
-        owners, ends, found = [], [], []
-        for row in rows:
-            end = hashed[row] + size
-            while end <= known[row] and end <= computed[row]:
-                start = row * width
-                behind = start + page
-                digest = page_digest(digests[row], tokens[start:behind], extras[row])
+        done: list[int] = []
+        ends: list[int] = []
+        found: list[bytes] = []
+        while True:
+            rows = [row for row in rows if hashed[row] + size <= known[row]]
+            rows = [row for row in rows if hashed[row] + size <= computed[row]]
+            if not rows:
+                return done, ends, found
+            starts = [row * width for row in rows]
+            new = next_digests(
+                [digests[row] for row in rows],
+                [tokens[start : start + page] for start in starts],
+                [extras[row] for row in rows],
+            )
+            for row, start, digest in zip(rows, starts, new, strict=True):
                 if self._events is not None:
-                    content = bytes(tokens[start:behind])
+                    content = bytes(tokens[start : start + page])
                     self._events.name(digests[row], digest, content, extras[row])
-                if known[row] > end:
-                    rest = 4 * (known[row] - end)
-                    tokens[start : start + rest] = tokens[behind : behind + rest]
                 digests[row] = digest
-                hashed[row] = end
-                fields.origin_of[row] -= size
-                owners.append(row)
+                end = hashed[row] = hashed[row] + size
                 ends.append(end)
-                found.append(digest)
-                end += size
-        return owners, ends, found
+                origin[row] -= size
+                behind = known[row] - end
+                if behind:
+                    stop = start + 4 * behind
+                    tokens[start:stop] = tokens[start + page : stop + page]
+            done += rows
+            found += new
+            if self._ahead < size:
+                return done, ends, found
 
     def _adopt(
         self,

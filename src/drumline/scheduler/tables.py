@@ -214,13 +214,19 @@ class BlockTables:
         computed = self._rows.computed_of
         missing: list[tuple[list[int], list[int]]] = []
         for columns, size in zip(self._rows.columns, self.block_tokens, strict=True):
-            owners: list[int] = []
-            added: list[int] = []
-            for row in rows:
-                have, want = columns[row], -(-(computed[row] + tokens) // size)
-                if have < want:
-                    owners += [row] * (want - have)
-                    added += range(have, want)
+            owners = [row for row in rows if columns[row] * size < computed[row] + tokens]
+            if tokens > size:
+                counts = [-(-(computed[row] + tokens) // size) - columns[row] for row in owners]
+                added = [
+                    columns[row] + at
+                    for row, count in zip(owners, counts, strict=True)
+                    for at in range(count)
+                ]
+                owners = [
+                    row for row, count in zip(owners, counts, strict=True) for _ in range(count)
+                ]
+            else:
+                added = [columns[row] for row in owners]
             missing.append((owners, added))
         if not self._pool.make_room([len(owners) for owners, _added in missing]):
             return False
@@ -242,16 +248,15 @@ class BlockTables:
 
     def lasts(self, rows: Sequence[int]) -> list[int]:
         """Return the tokens each of `rows` has when it next needs or gives up a block."""
-        lasts = [self.max_tokens] * len(rows)
-        for group, (window, size) in enumerate(zip(self.windows, self.block_tokens, strict=True)):
-            columns, first = self._rows.columns[group], self._rows.first[group]
-            for at, row in enumerate(rows):
-                end = columns[row] * size
-                lasts[at] = min(lasts[at], end)
-                if window is not None:
-                    end = (first[row] + 1) * size + window - 1
-                    lasts[at] = min(lasts[at], end)
-        return lasts
+        fields = self._rows
+        lines = []
+        for window, size, columns, first in zip(
+            self.windows, self.block_tokens, fields.columns, fields.first, strict=True
+        ):
+            lines.append([columns[row] * size for row in rows])
+            if window is not None:
+                lines.append([(first[row] + 1) * size + window - 1 for row in rows])
+        return lines[0] if len(lines) == 1 else list(map(min, *lines))
 
     def adopt(
         self, group: int, rows: IndexArray, columns: IndexArray, blocks: IndexArray, draft: Draft
