@@ -10,11 +10,7 @@ def max_request_tokens(config: SchedulerConfig) -> int:
     for the decodes planned ahead.
     """
     ahead = config.overlap_depth * config.decode_tokens
-    low, high = (
-        0,
-        (config.num_pages - 1)
-        * min(group.blocks_per_parent * group.block_tokens for group in config.groups),
-    )
+    low, high = 0, _most(config)
     while low < high:
         middle = (low + high + 1) // 2
         if _parents(config, middle + ahead) <= config.num_pages - 1:
@@ -22,6 +18,20 @@ def max_request_tokens(config: SchedulerConfig) -> int:
         else:
             high = middle - 1
     return low
+
+
+def _most(config: SchedulerConfig) -> int:
+    """Return what the groups that keep all tokens have blocks for; a window never fills up."""
+    pages = config.num_pages - 1
+    sizes = [group.blocks_per_parent * group.block_tokens for group in config.groups]
+    keeping = [
+        size
+        for size, group in zip(sizes, config.groups, strict=True)
+        if group.window_tokens is None
+    ]
+    if keeping:
+        return pages * min(keeping)
+    return max(pages * min(sizes), config.max_model_tokens or 0)
 
 
 def _parents(config: SchedulerConfig, tokens: int) -> int:
