@@ -1,14 +1,19 @@
 """What a scheduler round costs, in CPU microseconds of the thread that plans.
 
     python benchmarks/scheduler.py [--quick] [--json FILE]
+    python benchmarks/scheduler.py --flat-memory ROUNDS
 
-Every figure is a median of `time.thread_time_ns` over the rounds measured. Where the
-published C++ scheduler (`tokenspeed-scheduler`, CPython 3.11) is installed, it does the
-same work in the same process, beside ours.
+Every figure is a median of `time.thread_time_ns` over the rounds measured, unless its
+column says p99. Where the published C++ scheduler (`tokenspeed-scheduler`, CPython 3.11)
+is installed, it does the same work in the same process, beside ours; `ratio` is its time
+by ours. `bar` is what a figure should be at most on the machine the bars were set on, and
+`holds` whether it is here, in time and, where a bar is set for it, in ratio.
 """
 
 import argparse
+import gc
 import json
+import os
 import platform
 import statistics
 import time
@@ -26,6 +31,20 @@ try:
     import tokenspeed_scheduler as cpp
 except ImportError:
     cpp = None
+
+BARS = {
+    "steady decode, one group": {
+        1: (25, None),
+        16: (None, 1),
+        256: (60, 8),
+        1024: (150, 25),
+    },
+    "steady decode, full and window group": {256: (100, None), 1024: (250, None)},
+    "admission with a cached prefix": {2048: (60, None), 32_768: (400, None)},
+    "hashing a prompt's pages, off the loop": {2048: (60, None), 32_768: (1000, None)},
+    "churn": {"0.1": (None, 1), "0.25": (None, 1)},
+}
+"""Of each table's rows: microseconds, and times faster than the C++ scheduler."""
 
 now = time.thread_time_ns
 PAGE = 16
@@ -164,7 +183,6 @@ def steady(quick: bool, window: int | None) -> list[dict[str, object]]:
         line: dict[str, object] = {"rows": rows, **ours_steady(rows, rounds, window)}
         if cpp is not None:
             line["cpp"] = cpp_steady(rows, min(rounds, 20_000 // rows + 20), window)["total"]
-            line["ratio"] = line["cpp"] / line["total"]
         lines.append(line)
     return lines
 
@@ -174,31 +192,24 @@ def ours_hit(length: int, repeats: int) -> dict[str, float]:
     scheduler = Scheduler(config(8, 40_000))
     rng = np.random.default_rng(0)
     base = rng.integers(0, 32_000, length).astype(np.int32)
-    hashing, submits, plans = [], [], []
+    submits, plans = [], []
     for number in range(repeats + 2):
         tokens = np.concatenate((base, rng.integers(0, 32_000, 16).astype(np.int32)))
-        start = now()
         digests = page_digests(tokens, PAGE)
-        hashed = now()
+        start = now()
         scheduler.submit([RequestSpec(rid=f"r{number}", tokens=tokens, page_digests=digests)])
         submitted = now()
         plan = scheduler.plan()
         end = now()
         if number >= 2:
             assert plan.batch.prefix_lengths.tolist() == [length]
-            hashing.append(hashed - start)
-            submits.append(submitted - hashed)
+            submits.append(submitted - start)
             plans.append(end - submitted)
         _commit(scheduler, plan.batch)
         scheduler.advance([Finished(f"r{number}")])
         scheduler.plan()
     total = [one + two for one, two in zip(submits, plans, strict=True)]
-    return {
-        "hash": median(hashing),
-        "submit": median(submits),
-        "plan": median(plans),
-        "total": median(total),
-    }
+    return {"submit": median(submits), "plan": median(plans), "total": median(total)}
 
 
 def _commit(scheduler: Scheduler, batch) -> None:
@@ -247,27 +258,222 @@ def hits(quick: bool) -> list[dict[str, object]]:
     return lines
 
 
+def hashing(quick: bool) -> list[dict[str, object]]:
+    lines = []
+    for length in (2048, 32_768):
+        tokens = np.random.default_rng(0).integers(0, 32_000, length).astype(np.int32)
+        samples = []
+        for _ in range(20 if quick else 100):
+            start = now()
+            page_digests(tokens, PAGE)
+            samples.append(now() - start)
+        lines.append({"tokens": length, "total": median(samples)})
+    return lines
+
+
+class Traffic:
+    """Poisson arrivals, the same for whoever asks: prompts and answers of 128 to 2048 tokens.
+
+    Half of a prompt is one of 64 heads. It starts with the requests that would be running.
+    """
+
+    def __init__(self, rate: float) -> None:
+        self._rate = rate
+        self._rng = np.random.default_rng(0)
+        self._heads = self._rng.integers(0, 32_000, (64, 1024)).astype(np.int32)
+        self._made = 0
+        self._next = int(rate * 1088)
+
+    def arrivals(self) -> list[tuple[str, np.ndarray, int]]:
+        """Return the next round's requests: id, prompt, tokens of the answer."""
+        first = not self._made
+        requests = [self._request(first) for _ in range(self._next)]
+        self._next = int(self._rng.poisson(self._rate))
+        return requests
+
+    def _request(self, first: bool) -> tuple[str, np.ndarray, int]:
+        rng = self._rng
+        length, answer = rng.integers(128, 2049, 2).tolist()
+        own = rng.integers(0, 32_000, length - length // 2).astype(np.int32)
+        prompt = np.concatenate((self._heads[rng.integers(64)][: length // 2], own))
+        if first:
+            answer = int(rng.integers(1, answer + 1))
+        self._made += 1
+        return f"r{self._made}", prompt, answer
+
+
+class OursUnderChurn:
+    """One round after another of ours; pages are hashed where prompts are taken in."""
+
+    def __init__(self, rate: float, rows: int = 256, pages: int = 40_000) -> None:
+        self._traffic = Traffic(rate)
+        self._scheduler = Scheduler(config(rows, pages))
+        self._rids = [""] * (rows + 1)
+        self._left = np.zeros(rows + 1, np.int64)
+        self._answers: dict[str, int] = {}
+
+    def round(self) -> tuple[int, int]:
+        """Return what the round took, and how many rows it had."""
+        specs = []
+        for rid, prompt, answer in self._traffic.arrivals():
+            self._answers[rid] = answer
+            digests = page_digests(prompt, PAGE)
+            specs.append(RequestSpec(rid=rid, tokens=prompt, page_digests=digests))
+        start = now()
+        if specs:
+            self._scheduler.submit(specs)
+        plan = self._scheduler.plan()
+        took = now() - start
+        for bound in plan.bound:
+            self._rids[bound.row] = bound.rid
+            self._left[bound.row] = self._answers.pop(bound.rid)
+        batch = plan.batch
+        if batch is None:
+            return took, 0
+        ones = np.ones(batch.size, np.int32)
+        self._left[batch.rows] -= 1
+        events: list[Results | Finished] = [
+            Results(rows=batch.rows, generations=batch.generations, counts=ones, tokens=ones)
+        ]
+        ended = batch.rows[self._left[batch.rows] == 0]
+        events += [Finished(self._rids[row]) for row in ended.tolist()]
+        start = now()
+        self._scheduler.advance(events)
+        return took + now() - start, batch.size
+
+
+class CppUnderChurn:
+    """The same rounds of the C++ scheduler, which hashes in its own calls."""
+
+    def __init__(self, rate: float, rows: int = 256, pages: int = 40_000) -> None:
+        self._traffic = Traffic(rate)
+        cfg = cpp_config(rows, pages)
+        cfg.enable_mixed_prefill_decode = True
+        self._scheduler = cpp.Scheduler(cfg)
+        self._left: dict[str, int] = {}
+
+    def round(self) -> tuple[int, int]:
+        """Return what the round took, and how many rows it had."""
+        specs = []
+        for rid, prompt, answer in self._traffic.arrivals():
+            self._left[rid] = answer
+            specs.append(cpp_spec(rid, prompt.tolist()))
+        start = now()
+        if specs:
+            self._scheduler.submit_requests(specs)
+        plan = self._scheduler.next_execution_plan()
+        rids = cpp_read(plan) if plan.forward else []
+        took = now() - start
+        ended = []
+        for rid in rids:
+            self._left[rid] -= 1
+            if not self._left[rid]:
+                ended.append(rid)
+        start = now()
+        event = cpp.ExecutionEvent()
+        for rid in rids:
+            event.add_event(cpp_result(rid))
+        for rid in ended:
+            finish = cpp.ForwardEvent.Finish()
+            finish.request_id = rid
+            event.add_event(finish)
+        self._scheduler.advance(event)
+        return took + now() - start, len(rids)
+
+
+def churn(quick: bool) -> list[dict[str, object]]:
+    lines = []
+    rounds = 300 if quick else 1500
+    for rate in (0.10, 0.25):
+        line: dict[str, object] = {"rate": str(rate)}
+        kinds: dict[str, type] = {"total": OursUnderChurn}
+        if cpp is not None:
+            kinds["cpp"] = CppUnderChurn
+        for name, kind in kinds.items():
+            driver = kind(rate)
+            for _ in range(50):
+                driver.round()
+            took, sizes = zip(*[driver.round() for _ in range(rounds)], strict=True)
+            line[name] = median(list(took))
+            line[f"{name} p99"] = float(np.percentile(took, 99)) / 1e3
+            line["rows"] = statistics.mean(sizes)
+        if cpp is not None:
+            line["p99 ratio"] = line["cpp p99"] / line["total p99"]
+            line["p99 holds"] = _yes(line["p99 ratio"] >= 1)
+        lines.append(line)
+    return lines
+
+
+def flat_memory(rounds: int) -> None:
+    """Print how this process grows over `rounds` rounds of churn, ten times."""
+    driver = OursUnderChurn(0.25)
+    page = os.sysconf("SC_PAGE_SIZE")
+    print("   round   resident MiB   objects")
+    for tenth in range(10):
+        for _ in range(rounds // 10):
+            driver.round()
+        gc.collect()
+        with open("/proc/self/statm", encoding="ascii") as file:
+            resident = int(file.read().split()[1]) * page / (1 << 20)
+        print(f"{(tenth + 1) * (rounds // 10):8}   {resident:12.1f}   {len(gc.get_objects()):7}")
+
+
+def judge(title: str, line: dict[str, object]) -> None:
+    """Add ratio, bar and whether it holds to one line of a table."""
+    if "cpp" in line:
+        line["ratio"] = line["cpp"] / line["total"]
+    if title not in BARS:
+        return
+    limit, times = BARS[title].get(next(iter(line.values())), (None, None))
+    parts = [f"{limit} us"] if limit else []
+    said = [_yes(line["total"] <= limit)] if limit else []
+    if times and "ratio" in line:
+        parts.append(f"{times} x")
+        said.append(_yes(line["ratio"] >= times))
+    line["bar"] = " and ".join(parts) or "-"
+    line["holds"] = " and ".join(said) or "-"
+
+
+def _yes(holds: bool) -> str:
+    return "yes" if holds else "no"
+
+
 def show(title: str, lines: list[dict[str, object]]) -> None:
     print(f"\n{title}")
-    names = list(lines[0])
-    print("  ".join(f"{name:>8}" for name in names))
-    for line in lines:
-        cells = (line[name] for name in names)
-        print("  ".join(f"{c:8.1f}" if isinstance(c, float) else f"{c!s:>8}" for c in cells))
+    texts = [[_text(value) for value in line.values()] for line in lines]
+    cells = [list(lines[0]), *texts]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    for row in cells:
+        print("  ".join(f"{c:>{width}}" for c, width in zip(row, widths, strict=True)))
+
+
+def _text(value: object) -> str:
+    return f"{value:.1f}" if isinstance(value, float) else str(value)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="fewer rounds")
     parser.add_argument("--json", metavar="FILE", help="also write the figures there")
+    parser.add_argument(
+        "--flat-memory", metavar="ROUNDS", type=int, help="only watch memory under churn"
+    )
     args = parser.parse_args()
+    if args.flat_memory:
+        flat_memory(args.flat_memory)
+        return
     parts: dict[str, Callable[[], list[dict[str, object]]]] = {
         "steady decode, one group": lambda: steady(args.quick, None),
+        "steady decode, full and window group": lambda: steady(args.quick, 128),
         "admission with a cached prefix": lambda: hits(args.quick),
+        "hashing a prompt's pages, off the loop": lambda: hashing(args.quick),
+        "churn": lambda: churn(args.quick),
     }
     figures = {}
     for title, measure in parts.items():
         figures[title] = measure()
+        for line in figures[title]:
+            judge(title, line)
         show(f"{title} (CPU us)", figures[title])
     if args.json:
         record = {"machine": platform.processor() or platform.machine(), "figures": figures}
