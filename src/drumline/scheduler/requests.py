@@ -1,10 +1,14 @@
 """The requests the scheduler knows, and how many are in which state."""
 
+import struct
+
 from drumline.contract.arrays import IntArray
 from drumline.core.errors import InvariantError
 from drumline.core.hashing import DIGEST_BYTES, extra_keys, page_digests
 from drumline.scheduler.events import RequestSpec
 from drumline.scheduler.lifecycle import Move, State, after
+
+_DIGEST = struct.Struct(f"{DIGEST_BYTES}s")
 
 
 class Request:
@@ -68,7 +72,7 @@ class Request:
 
 def _digests(spec: RequestSpec, granularity: int, extra: bytes) -> list[bytes]:
     data = spec.page_digests or page_digests(spec.tokens, granularity, extra)
-    return [data[at : at + DIGEST_BYTES] for at in range(0, len(data), DIGEST_BYTES)]
+    return [digest for (digest,) in _DIGEST.iter_unpack(data)]
 
 
 class RequestTable:
