@@ -45,6 +45,8 @@ class GenerateRequest(Struct, frozen=True, kw_only=True, eq=False):
     return_logprob: bool = False
     top_logprobs: int = 0
     page_digests: bytes = b""
+    priority: int = 0
+    """Higher is admitted first, where the engine's policy asks for it."""
     grammar: GrammarKey | None = None
     invalid: str | None = None
     """Why the link could not make sense of it; such a request is only answered."""

@@ -81,6 +81,7 @@ class Ingress:
                 # Nothing is reserved for an answer nobody bounded: almost all end long before.
                 max_new_tokens=0 if asked.max_new_tokens is None else budget,
                 page_digests=asked.page_digests,
+                priority=asked.priority,
             ),
         )
 

@@ -28,6 +28,7 @@ def test_an_admitted_request_carries_its_budget_to_scheduler_and_data_plane():
     assert admitted.request.arrived_us == 7
     assert admitted.admission.stop_token_ids == (2, 5)
     assert admitted.spec.page_digests == b"d" * 32
+    assert admit(asked(4, priority=3)).spec.priority == 3
 
 
 def test_without_a_bound_the_budget_is_the_rest_of_the_context():

@@ -37,6 +37,7 @@ _NOT_SUPPORTED = (
     "token_ids_logprob",
     "bootstrap_room",
 )
+_MOST_URGENT = 1 << 30
 _NOT_SUPPORTED_SAMPLING = ("thinking_budget",)
 _GRAMMARS = (
     GrammarKind.JSON_SCHEMA,
@@ -114,8 +115,20 @@ def _translated(rid: str, request: TokenizedGenerateReqInput, granularity: int) 
         return_logprob=return_logprob,
         top_logprobs=_clipped(request.top_logprobs_num) or 0 if return_logprob else 0,
         page_digests=page_digests(ids, granularity),
+        priority=_priority(params.custom_params or {}),
         grammar=_grammar(params),
     )
+
+
+def _priority(custom: dict[str, Any]) -> int:
+    """Return the priority of a request, which the wire carries among its custom parameters."""
+    priority = custom.get("priority", 0)
+    if type(priority) is not int or abs(priority) > _MOST_URGENT:
+        raise RefusalError(
+            f"custom_params.priority is {priority!r}; it must be an integer from "
+            f"-{_MOST_URGENT} to {_MOST_URGENT}"
+        )
+    return priority
 
 
 def _check(params: SamplingParams) -> None:
