@@ -95,7 +95,8 @@ def test_a_damaged_request_is_taken_refused_or_no_message(request, data):
 
 
 @pytest.mark.parametrize(
-    ("custom", "priority"), [(None, 0), ({}, 0), ({"other": "x"}, 0), ({"priority": -3}, -3)]
+    ("custom", "priority"),
+    [(None, 0), ({}, 0), ({"other": "x"}, 0), ({"drumline": {"priority": -3}}, -3)],
 )
 def test_a_priority_arrives_among_the_custom_parameters_and_can_be_relayed(custom, priority):
     params = SamplingParams(custom_params=custom)
@@ -107,9 +108,9 @@ def test_a_priority_arrives_among_the_custom_parameters_and_can_be_relayed(custo
 
 @pytest.mark.parametrize("priority", ["high", 1.5, True, 1 << 31, None])
 def test_a_priority_that_is_no_integer_is_refused_by_name(priority):
-    params = SamplingParams(custom_params={"priority": priority})
+    params = SamplingParams(custom_params={"drumline": {"priority": priority}})
     asked = TokenizedGenerateReqInput(rid="a", input_ids=[1], sampling_params=params)
-    assert "custom_params.priority is" in submitted(encode(asked), 4).request.invalid
+    assert "$.priority" in submitted(encode(asked), 4).request.invalid
 
 
 def test_the_hottest_temperature_is_one_that_float32_holds():

@@ -211,6 +211,20 @@ async def test_parameters_reach_the_engine(embedded):
 
 
 @run
+async def test_a_priority_travels_beside_a_choice(embedded):
+    async with served(embedded) as it:
+        await it.chat(priority=3)
+        await it.chat(priority=-1, guided_choice=["yes", "no"])
+        await it.chat()
+        sent = [request.sampling_params.custom_params for request in it.fake.requests]
+    assert sent == [
+        {"drumline": {"priority": 3}},
+        {"drumline": {"priority": -1, "choice": ["yes", "no"]}},
+        None,
+    ]
+
+
+@run
 async def test_numbers_that_no_wire_holds_are_brought_into_its_range(embedded):
     async with served(embedded) as it:
         assert (await it.chat(top_k=10**30, seed=10**30)).status_code == 200

@@ -56,6 +56,8 @@ BAD_CHATS = [
     ({"max_tokens": 2048}, "max_tokens", "context_length_exceeded"),
     ({"max_completion_tokens": 2048}, "max_completion_tokens", "context_length_exceeded"),
     ({"max_tokens": 4, "min_tokens": 5}, "min_tokens", "integer_above_max_value"),
+    ({"priority": 2**40}, "priority", "integer_above_max_value"),
+    ({"priority": "high"}, "priority", "invalid_type"),
     ({"min_tokens": -1}, "min_tokens", "integer_below_min_value"),
     ({"stop": ["a", ""]}, "stop", "empty_string"),
     ({"stop": ["x"] * 17}, "stop", "array_above_max_length"),

@@ -6,11 +6,11 @@ vocabulary or the context's length, is checked in the round.
 """
 
 import math
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from drumline.contract.arrays import IntArray
 from drumline.contract.grammar import GrammarKey, GrammarKind
@@ -99,6 +99,7 @@ def _translated(rid: str, request: TokenizedGenerateReqInput, granularity: int) 
         )
     params = request.sampling_params
     _check(params)
+    own = _own_params(params)
     ids = _ids("input_ids", request.input_ids or [])
     if not len(ids):
         raise RefusalError("input_ids is empty; a prompt has at least one token")
@@ -115,20 +116,9 @@ def _translated(rid: str, request: TokenizedGenerateReqInput, granularity: int) 
         return_logprob=return_logprob,
         top_logprobs=_clipped(request.top_logprobs_num) or 0 if return_logprob else 0,
         page_digests=page_digests(ids, granularity),
-        priority=_priority(params.custom_params or {}),
-        grammar=_grammar(params),
+        priority=own.priority,
+        grammar=_grammar(params, own.choice),
     )
-
-
-def _priority(custom: dict[str, Any]) -> int:
-    """Return the priority of a request, which the wire carries among its custom parameters."""
-    priority = custom.get("priority", 0)
-    if type(priority) is not int or abs(priority) > _MOST_URGENT:
-        raise RefusalError(
-            f"custom_params.priority is {priority!r}; it must be an integer from "
-            f"-{_MOST_URGENT} to {_MOST_URGENT}"
-        )
-    return priority
 
 
 def _check(params: SamplingParams) -> None:
@@ -148,22 +138,27 @@ class _OwnParams(Struct, frozen=True, forbid_unknown_fields=True):
     """What requests may say beside the wire's places."""
 
     choice: list[str] | None = None
+    priority: Annotated[int, Meta(ge=-_MOST_URGENT, le=_MOST_URGENT)] = 0
 
 
-def _grammar(params: SamplingParams) -> GrammarKey | None:
+def _own_params(params: SamplingParams) -> _OwnParams:
+    own = (params.custom_params or {}).get(OWN_PARAMS)
+    if own is None:
+        return _OwnParams()
+    try:
+        return msgspec.convert(own, _OwnParams)
+    except msgspec.ValidationError as error:
+        raise RefusalError(f"custom_params.{OWN_PARAMS}: {error}") from None
+
+
+def _grammar(params: SamplingParams, choice: list[str] | None) -> GrammarKey | None:
     keys = [
         GrammarKey(kind, source)
         for kind in _GRAMMARS
         if (source := getattr(params, kind.value)) is not None
     ]
-    own = (params.custom_params or {}).get(OWN_PARAMS)
-    if own is not None:
-        try:
-            choice = msgspec.convert(own, _OwnParams).choice
-        except msgspec.ValidationError as error:
-            raise RefusalError(f"custom_params.{OWN_PARAMS}: {error}") from None
-        if choice is not None:
-            keys.append(GrammarKey(GrammarKind.CHOICE, msgspec.json.encode(choice).decode()))
+    if choice is not None:
+        keys.append(GrammarKey(GrammarKind.CHOICE, msgspec.json.encode(choice).decode()))
     if len(keys) > 1:
         kinds = " and ".join(key.kind.value for key in keys)
         raise RefusalError(f"{kinds} are set together; an answer is held to one grammar")

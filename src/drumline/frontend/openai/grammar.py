@@ -12,7 +12,7 @@ from drumline.core.errors import RequestError
 from drumline.frontend.openai.schema import SamplingFields
 
 _ANY_OBJECT = '{"type":"object"}'
-_OWN_PARAMS = "drumline"
+OWN_PARAMS = "drumline"
 """The wire has no place for choices; engines of ours look under this name."""
 _STRUCTURED = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
 
@@ -82,7 +82,7 @@ def _wire_params(param: str, kind: str, value: Any) -> dict[str, Any]:
         case "choice":
             if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
                 raise _refused(param, "choices are a list of strings")
-            return {"custom_params": {_OWN_PARAMS: {"choice": value}}}
+            return {"custom_params": {OWN_PARAMS: {"choice": value}}}
     if not isinstance(value, str):
         raise _refused(param, f"a {kind} is a string")
     return {"regex" if kind == "regex" else "ebnf": value}

@@ -4,7 +4,7 @@ from typing import Any
 
 from drumline.core.errors import RequestError
 from drumline.frontend.limits import MAX_CHOICES, Limits
-from drumline.frontend.openai.grammar import grammar_params
+from drumline.frontend.openai.grammar import OWN_PARAMS, grammar_params
 from drumline.frontend.openai.schema import SamplingFields
 from drumline.wire.sampling import SamplingParams
 
@@ -13,6 +13,7 @@ MAX_LOGPROBS = 20
 
 _SEEDS = 1 << 63
 _OPEN_ZERO = 1e-9
+_MOST_URGENT = 1 << 30
 _MOST_TOKENS = (1 << 31) - 1
 _LONGEST_ID = 20
 """Digits; int() refuses thousands of them, and no vocabulary needs more than these."""
@@ -47,8 +48,17 @@ def sampling_params(fields: SamplingFields, limits: Limits) -> SamplingParams:
         ignore_eos=ignore_eos,
         skip_special_tokens=fields.skip_special_tokens is not False,
         logit_bias=_logit_bias(fields.logit_bias, limits),
-        **grammar_params(fields),
+        **_with_priority(grammar_params(fields), fields.priority),
     )
+
+
+def _with_priority(params: dict[str, Any], priority: int | None) -> dict[str, Any]:
+    """Add a priority to what travels beside the wire's own places."""
+    if not priority:
+        return params
+    _check("priority", priority, -_MOST_URGENT, _MOST_URGENT)
+    own = (params.get("custom_params") or {}).get(OWN_PARAMS, {})
+    return {**params, "custom_params": {OWN_PARAMS: {**own, "priority": priority}}}
 
 
 def choice_count(fields: SamplingFields) -> int:

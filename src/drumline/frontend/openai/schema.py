@@ -49,6 +49,7 @@ class SamplingFields(Struct, kw_only=True):
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
     data_parallel_rank: int | None = None
+    priority: int | None = None
 
 
 class ContentPart(Struct):
