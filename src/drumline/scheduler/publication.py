@@ -233,12 +233,12 @@ class Publication:
         blocks: Sequence[Blocks],
         draft: Draft,
     ) -> None:
-        """Have `rows` hold the cached blocks of `nodes` where they are not their own."""
+        """Have `rows` hold the cached blocks of `nodes` in place of others of their own."""
         for group, line in enumerate(blocks):
             canonical = self._index.blocks[group][nodes]
             slots = self._index.slots[group]
             own = np.asarray(line).reshape(-1, slots)
-            which, slot = np.nonzero((canonical != own) & (canonical > 0))
+            which, slot = np.nonzero((canonical != own) & (canonical > 0) & (own > 0))
             if len(which):
                 first = np.array(ends) // self._tables.block_tokens[group] - slots
                 self._tables.adopt(
