@@ -213,12 +213,13 @@ class Decoding:
         fields, width = self._rows, self._width
         hashed, computed = fields.hashed, fields.computed_of
         page = self._page if self._caching else self._tables.max_tokens
+        first = number + 1
         rounds = []
         for row, end in zip(due, self._tables.lasts(due), strict=True):
             next_page = hashed[row] + page
             wait = (min(next_page, end)) - computed[row]
             # Never in this round again, however far the tokens lag behind.
-            rounds.append(number + 1 + (wait // width if wait > 0 else 0))
+            rounds.append(first + wait // width if wait > 0 else first)
         self._agenda.file(due, rounds)
 
     def check(self) -> None:

@@ -242,9 +242,10 @@ class PrefixIndex:
             self._grow(count)
         self._free_count -= count
         nodes = self._free[self._free_count : self._free_count + count].copy()
+        known, names = self._nodes, self._digests
         for node, digest in zip(nodes.tolist(), digests, strict=True):
-            self._nodes[digest] = node
-            self._digests[node] = digest
+            known[digest] = node
+            names[node] = digest
         self.end[nodes] = ends
         return nodes
 

@@ -193,34 +193,35 @@ class Publication:
         fields, size, tokens = self._rows, self._size, self._tokens
         hashed, computed, known = fields.hashed, fields.computed_of, fields.known_of
         digests, extras, origin = fields.digests, fields.extras, fields.origin_of
-        page, width = 4 * size, 4 * fields.newest.shape[1]
+        newest, span = fields.newest_of, fields.newest.shape[1]
+        page, width = 4 * size, 4 * span
         done: list[int] = []
         ends: list[int] = []
         found: list[bytes] = []
         while True:
-            rows = [row for row in rows if hashed[row] + size <= known[row]]
-            rows = [row for row in rows if hashed[row] + size <= computed[row]]
+            rows = [
+                row
+                for row in rows
+                if (end := hashed[row] + size) <= known[row] and end <= computed[row]
+            ]
             if not rows:
                 return done, ends, found
-            starts = [row * width for row in rows]
-            new = next_digests(
-                [digests[row] for row in rows],
-                [tokens[start : start + page] for start in starts],
-                [extras[row] for row in rows],
-            )
-            for row, start, digest in zip(rows, starts, new, strict=True):
-                if self._events is not None:
-                    content = bytes(tokens[start : start + page])
-                    self._events.name(digests[row], digest, content, extras[row])
+            priors = [digests[row] for row in rows]
+            pages = [tokens[row * width : row * width + page] for row in rows]
+            keys = [extras[row] for row in rows]
+            new = next_digests(priors, pages, keys)
+            if self._events is not None:
+                for prior, digest, content, key in zip(priors, new, pages, keys, strict=True):
+                    self._events.name(prior, digest, bytes(content), key)
+            for row, digest in zip(rows, new, strict=True):
                 digests[row] = digest
                 end = hashed[row] = hashed[row] + size
-                ends.append(end)
+                first = row * span
+                for at in range(first, first + known[row] - end):
+                    newest[at] = newest[at + size]
                 origin[row] -= size
-                behind = known[row] - end
-                if behind:
-                    stop = start + 4 * behind
-                    tokens[start:stop] = tokens[start + page : stop + page]
             done += rows
+            ends += [hashed[row] for row in rows]
             found += new
             if self._ahead < size:
                 return done, ends, found
@@ -255,9 +256,11 @@ class Publication:
         for cell, width, tokens, slots in zip(
             tables.cell, tables.width, tables.block_tokens, self._index.slots, strict=True
         ):
-            stops = [row * width + end // tokens for row, end in zip(rows, ends, strict=True)]
+            starts = [
+                row * width + end // tokens - slots for row, end in zip(rows, ends, strict=True)
+            ]
             if slots == 1:
-                lines.append([cell[stop - 1] for stop in stops])
+                lines.append([cell[start] for start in starts])
             else:
-                lines.append([cell[at] for stop in stops for at in range(stop - slots, stop)])
+                lines.append([cell[at] for start in starts for at in range(start, start + slots)])
         return lines

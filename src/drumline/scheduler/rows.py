@@ -46,6 +46,7 @@ class Rows:
         "known",
         "known_of",
         "newest",
+        "newest_of",
         "origin",
         "origin_of",
         "outstanding",
@@ -94,6 +95,7 @@ class Rows:
         self.computed_of = self.computed.data
         self.known_of = self.known.data
         self.origin_of = self.origin.data
+        self.newest_of = self.newest.reshape(-1).data
         self._free = deque(range(1, size))
 
     @property
