@@ -69,7 +69,7 @@ def page_digests(
     tokens: npt.NDArray[np.int32], granularity: int, extra: bytes = b"", prior: bytes = b""
 ) -> bytes:
     """Return the digests of all full pages of `tokens`, 32 bytes each, concatenated."""
-    data = np.ascontiguousarray(tokens, np.int32).data.cast("B")
+    data = tokens.astype(np.int32, copy=False).tobytes()  # joined faster than a view of it
     step = granularity * 4
     join, head, count = b"".join, _PRIOR if prior else _NO_PRIOR, _counted(granularity)
     digests = []
@@ -82,7 +82,7 @@ def page_digests(
 
 
 def next_digests(
-    priors: Sequence[bytes], pages: Sequence[memoryview], extras: Sequence[bytes]
+    priors: Sequence[bytes], pages: Sequence[bytes], extras: Sequence[bytes]
 ) -> list[bytes]:
     """Return the digest of each page `pages[i]` behind the page of digest `priors[i]`.
 

@@ -207,12 +207,12 @@ class Publication:
             if not rows:
                 return done, ends, found
             priors = [digests[row] for row in rows]
-            pages = [tokens[row * width : row * width + page] for row in rows]
+            pages = [tokens[row * width : row * width + page].tobytes() for row in rows]
             keys = [extras[row] for row in rows]
             new = next_digests(priors, pages, keys)
             if self._events is not None:
                 for prior, digest, content, key in zip(priors, new, pages, keys, strict=True):
-                    self._events.name(prior, digest, bytes(content), key)
+                    self._events.name(prior, digest, content, key)
             for row, digest in zip(rows, new, strict=True):
                 digests[row] = digest
                 end = hashed[row] = hashed[row] + size
