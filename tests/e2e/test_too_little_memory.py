@@ -17,7 +17,14 @@ from drumline.contract.messages import AbortAsked, Submitted
 from drumline.contract.request import GenerateRequest, Sampling
 from drumline.control.event_loop import EventLoop, Ranks
 from drumline.control.ingress import Limits
-from drumline.core.config import CacheConfig, Config, Dtype, ModelConfig, ScheduleConfig
+from drumline.core.config import (
+    CacheConfig,
+    Config,
+    Dtype,
+    ModelConfig,
+    ScheduleConfig,
+    WritePolicy,
+)
 from drumline.core.hashing import page_digests
 from drumline.device.build import build
 from drumline.device.data_plane import QueuedDataPlane
@@ -269,3 +276,25 @@ def test_the_embedded_model_says_the_same_on_a_pool_that_suspends(rank, dtype):
     check_fed_once(short, asked, 64)
     assert short.counters.retractions > 3
     short.check_drained()
+
+
+@pytest.mark.parametrize("policy", WritePolicy)
+def test_a_second_turn_whose_pages_left_the_device_is_answered_from_host_memory(tiny, policy):
+    rng = np.random.default_rng(3)
+    prompts = [rng.integers(0, 320, 60).tolist() for _ in range(7)]
+    ample = Rank(tiny, pages=200)
+    small = Rank(tiny, pages=24, kvstore=True, kvstore_ratio=8.0, kvstore_write_policy=policy)
+    said = []
+    for rank in (ample, small):
+        for n, prompt in enumerate(prompts):
+            rank.ask(f"r{n}", prompt, Sampling(temperature=0.0), 12)
+            rank.run_until_idle()
+            rank.run(3)
+            rank.run_until_idle()
+        first = rank.frontend.ended("r0")
+        rank.ask("again", [*prompts[0], *first.ids, 5, 6, 7], Sampling(temperature=0.0), 12)
+        rank.run_until_idle()
+        said.append(rank.frontend.ended("again"))
+    assert small.counters.hit_tokens >= 48
+    assert said[1].cached_tokens >= 48
+    assert said[1].ids == said[0].ids

@@ -48,7 +48,8 @@ class Storing:
 
 def storing(rounds, **fields):
     """Return a simulated rank whose plans of `rounds` store a page, and its scheduler."""
-    sim = Simulation(SPECS, **fields)
+    # The scheduler is to store nothing of its own.
+    sim = Simulation(SPECS, prefix_caching=False, **fields)
     scheduler = sim.loop._scheduler = Storing(sim.scheduler, rounds)
     return sim, scheduler
 

@@ -94,7 +94,8 @@ def test_a_pool_of_a_third_the_size_gives_every_answer_and_computes_nothing_twic
     assert engine.counters.retractions >= 4
     assert engine.counters.restores == engine.counters.retractions
     tier = engine.counters.snapshot
-    assert tier.stored_blocks == tier.loaded_blocks > 0
+    # What is still cached on the device is not copied back.
+    assert tier.stored_blocks >= tier.loaded_blocks > 0
     engine.check_drained()
 
 

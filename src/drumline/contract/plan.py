@@ -90,6 +90,8 @@ class AbortReason(StrEnum):
 
     IMAGE_DOES_NOT_FIT = "image_does_not_fit"
     OUT_OF_PAGES = "out_of_pages"
+    LOAD_FAILED = "load_failed"
+    """Pages of its prompt could not be copied from the host tier."""
 
 
 class PlanAbort(Struct, frozen=True):

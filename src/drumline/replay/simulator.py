@@ -19,6 +19,7 @@ from drumline.contract.result import ForwardResult, decode_result, encode_result
 from drumline.contract.specs import CacheGroup, DeviceSpecs, ModelFacts
 from drumline.control.event_loop import EventLoop, Ranks
 from drumline.control.ingress import Limits
+from drumline.core.config import WritePolicy
 from drumline.core.errors import InvariantError
 from drumline.core.hashing import page_digests
 from drumline.replay.clock import ManualClock
@@ -112,6 +113,7 @@ class Simulation:
         prefix_caching: bool = True,
         max_queued_requests: int | None = None,
         force_retraction_interval: int = 0,
+        host_write_policy: WritePolicy = WritePolicy.WRITE_THROUGH,
         replica: Group | None = None,
         world: Group | None = None,
         grammars: GrammarCompiler | None = None,
@@ -133,6 +135,8 @@ class Simulation:
                 mixed_batch=mixed_batch,
                 prefix_caching=prefix_caching,
                 max_queued_requests=max_queued_requests,
+                num_host_pages=self.specs.num_host_pages if prefix_caching else 1,
+                host_write_policy=host_write_policy,
                 num_snapshot_pages=self.specs.num_snapshot_pages,
                 max_retracted_requests=self.specs.max_retracted_requests,
                 debug_force_retraction_interval=force_retraction_interval,

@@ -14,6 +14,7 @@ from drumline.core.errors import InvariantError
 from drumline.scheduler.blocks import BlockPool
 from drumline.scheduler.config import PREPAID_TOKENS, SchedulerConfig
 from drumline.scheduler.draft import Draft
+from drumline.scheduler.host import HostTier
 from drumline.scheduler.lifecycle import Move, State
 from drumline.scheduler.line import Line
 from drumline.scheduler.match import NO_MATCH, Match
@@ -49,6 +50,7 @@ class Admission:
         "_config",
         "_epoch",
         "_fresh",
+        "_host",
         "_matcher",
         "_open",
         "_pool",
@@ -71,6 +73,7 @@ class Admission:
         tables: BlockTables,
         matcher: Matcher,
         publication: Publication,
+        host: HostTier,
     ) -> None:
         self._config = config
         self._caching = config.prefix_caching
@@ -80,6 +83,7 @@ class Admission:
         self._pool = pool
         self._tables = tables
         self._matcher = matcher
+        self._host = host
         self._publication = publication
         self.line = Line(priorities=config.priorities, patience=config.patience)
         self._open: Request | None = None
@@ -186,6 +190,10 @@ class Admission:
         request.cached_tokens = request.planned = match.tokens
         request.published = match.pages
         draft.bind(row, int(self._rows.generation[row]), request.rid)
+        if match.host:
+            request.host_tokens = match.host_pages * self._config.prefix_granularity
+            self._publication.name_loaded(request, match.pages)
+            self._host.load(match, request.digests, draft)
         self._tables.open(row, match, targets, draft)
         for blocks in match.tails:  # held only until the copies had their targets
             self._pool.release(blocks, self._epoch)
@@ -204,10 +212,17 @@ class Admission:
         held = [part[part > 0] for part in (*match.blocks, *match.tails)]
         for blocks in held:
             self._pool.hold(blocks)
-        if self._pool.make_room(self._tables.needs(targets, match.tokens, match.pages)):
+        needs = self._tables.needs(targets, match.tokens, match.pages)
+        if match.host:
+            # Making room may send pages to the host tier, where these must not make theirs.
+            self._host.hold(match)
+            needs = [need + load for need, load in zip(needs, match.loads, strict=True)]
+        if self._pool.make_room(needs):
             return targets
         for blocks in held:
             self._pool.release(blocks)
+        if match.host:
+            self._host.let_go(match)
         return None
 
     def _cap(self, request: Request) -> int:

@@ -333,6 +333,17 @@ class BlockPool:
             self.releases += 1
         self._order.clear()
 
+    def disown(self) -> None:
+        """Stop caching every block; those that somebody holds are that holder's alone."""
+        blocks = self.cached_blocks()
+        groups = self.group_of[blocks]
+        for group in range(len(self.packing)):
+            mine = blocks[groups == group]
+            if len(mine):
+                self._forget(group, mine)
+        self.uncached(blocks)
+        self._order.clear()
+
     def active_parents(self) -> int:
         """Return how many parents have a block that is held."""
         if len(self.packing) == 1 and self.packing[0] == 1:

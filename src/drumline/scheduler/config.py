@@ -9,7 +9,7 @@ from typing import Self
 from msgspec import Struct
 
 from drumline.contract.specs import AttentionKind, CacheGroup, DeviceSpecs
-from drumline.core.config import Config, SchedulingPolicy
+from drumline.core.config import Config, SchedulingPolicy, WritePolicy
 from drumline.core.errors import ConfigError
 
 PREPAID_TOKENS = 4096
@@ -50,6 +50,9 @@ class SchedulerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Requests that may wait beyond those that free rows can take; None is any number."""
     max_queued_tokens: int | None = None
     """Prompt tokens that may wait, where any do; None is any number."""
+    num_host_pages: int = 1
+    """Parents in the host tier, the null page included; 1 is no tier."""
+    host_write_policy: WritePolicy = WritePolicy.WRITE_THROUGH
     num_snapshot_pages: int = 1
     """Parents in the pool of suspended requests' images, the null page included; 1 is no pool."""
     max_retracted_requests: int = 0
@@ -67,11 +70,6 @@ class SchedulerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     @classmethod
     def of(cls, specs: DeviceSpecs, config: Config) -> Self:
         """Return the configuration for a device and an operator's choices."""
-        if specs.num_host_pages > 1:
-            raise ConfigError(
-                "--enable-kvstore",
-                "the scheduler of this version plans no host cache; use a larger --kv-cache-size",
-            )
         return cls(
             groups=specs.groups,
             num_pages=specs.num_pages,
@@ -88,6 +86,8 @@ class SchedulerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             max_queued_requests=config.schedule.max_num_queued_reqs,
             max_queued_tokens=config.schedule.max_num_queued_tokens,
             max_model_tokens=specs.model.max_model_len,
+            num_host_pages=specs.num_host_pages,
+            host_write_policy=config.cache.kvstore_write_policy,
             num_snapshot_pages=specs.num_snapshot_pages,
             max_retracted_requests=specs.max_retracted_requests,
             debug_force_retraction_interval=config.cache.debug_force_retraction_interval,
@@ -112,6 +112,10 @@ class SchedulerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
                 raise ConfigError(name, f"{limit} is below 1")
         if self.prefix_replay_tokens < 0:
             raise ConfigError("prefix_replay_tokens", f"{self.prefix_replay_tokens} is below 0")
+        if self.num_host_pages < 1:
+            raise ConfigError("num_host_pages", f"must be at least 1, not {self.num_host_pages}")
+        if self.num_host_pages > 1 and not self.prefix_caching:
+            raise ConfigError("num_host_pages", "a host tier keeps prefixes, which are not cached")
         if self.num_snapshot_pages < 1 or (self.num_snapshot_pages > 1) != (
             self.max_retracted_requests > 0
         ):

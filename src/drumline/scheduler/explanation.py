@@ -24,6 +24,8 @@ def explain(
         f"{rid}: {request.state.name.lower()}, prompt {request.planned} of "
         f"{request.prompt_tokens} tokens planned, {request.cached_tokens} of them were cached"
     )
+    if request.host_tokens:
+        text += f", {request.host_tokens} in host memory"
     if request.row:
         row = request.row
         text += (

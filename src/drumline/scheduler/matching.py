@@ -15,13 +15,20 @@ from drumline.scheduler.prefix import PrefixIndex
 from drumline.scheduler.requests import Request
 from drumline.scheduler.tables import BlockTables
 
+_STRIDE = 256
+"""Digests looked up in two tiers at a time."""
+
 
 class Matcher:
     """Looks prompts up in the prefix index."""
 
-    __slots__ = ("_index", "_page", "_tables")
+    __slots__ = ("_host", "_index", "_page", "_tables")
 
-    def __init__(self, page_tokens: int, index: PrefixIndex, tables: BlockTables) -> None:
+    def __init__(
+        self, page_tokens: int, index: PrefixIndex, tables: BlockTables, host: PrefixIndex
+    ) -> None:
+        """`host` is the tier that has what the device's `index` lacks."""
+        self._host = host
         self._page = page_tokens
         self._index = index
         self._tables = tables
@@ -30,11 +37,53 @@ class Matcher:
         """Return what is cached of the first `cap` tokens of a prompt, in `tails` or pages."""
         index, tables = self._index, self._tables
         digests = request.digests[: cap // self._page]
+        if len(self._host):
+            return self._match_tiers(request, digests, cap, tails)
         # Without a group that keeps all, early boundaries may be gone and later ones not.
         look = index.known if None in tables.windows else index.anywhere
         nodes = np.array(look(digests), np.intp)
         cells = [blocks[nodes].reshape(-1) for blocks in index.blocks]
-        reach = len(nodes)
+        return self._deepest(request, cap, cells, tails)
+
+    def _match_tiers(self, request: Request, digests: list[bytes], cap: int, tails: bool) -> Match:
+        """Return what is cached on the device or, where it is not there, in the host tier."""
+        nodes, lower = self._look_in_both(digests)
+        device = [blocks[nodes].reshape(-1) for blocks in self._index.blocks]
+        host = [blocks[lower].reshape(-1) for blocks in self._host.blocks]
+        either = [np.maximum(mine, theirs) for mine, theirs in zip(device, host, strict=True)]
+        match = self._deepest(request, cap, either, tails)
+        if not match.pages:
+            return match
+        blocks, loads = [], []
+        for group, hit in enumerate(match.blocks):
+            here = device[group][: len(hit)] > 0
+            blocks.append(np.where(here, device[group][: len(hit)], 0))
+            loads.append(np.where(here, 0, host[group][: len(hit)]))
+            first = self._tables.first_column(group, match.tokens)
+            blocks[group][:first] = loads[group][:first] = 0
+        if not any(np.count_nonzero(part) for part in loads):
+            loads = []
+        return Match(match.pages, match.tokens, match.reach, blocks, match.tails, loads)
+
+    def _look_in_both(self, digests: list[bytes]) -> tuple[IndexArray, IndexArray]:
+        """Return both tiers' boundaries of `digests`, 0 where unknown.
+
+        Where a group keeps all, no further than a page that neither tier knows.
+        """
+        nodes: list[int] = []
+        lower: list[int] = []
+        for start in range(0, len(digests), _STRIDE):
+            part = digests[start : start + _STRIDE]
+            nodes += self._index.anywhere(part)
+            lower += self._host.anywhere(part)
+            if None in self._tables.windows and not (nodes[-1] or lower[-1]):
+                break
+        return np.array(nodes, np.intp), np.array(lower, np.intp)
+
+    def _deepest(self, request: Request, cap: int, cells: list[IndexArray], tails: bool) -> Match:
+        """Return the match at the deepest boundary that the blocks in `cells` support."""
+        index, tables = self._index, self._tables
+        reach = len(cells[0]) // index.slots[0]
         for group, slots in enumerate(index.slots):
             if tables.windows[group] is None:
                 present = cells[group][: reach * slots] > 0

@@ -43,18 +43,18 @@ class PrefixIndex:
         "_nodes",
         "_owner",
         "_owner_of",
-        "_page",
         "_tail_of",
         "_tails",
         "blocks",
         "end",
+        "page_tokens",
         "slots",
         "touched",
     )
 
     def __init__(self, page_tokens: int, slots: Sequence[int]) -> None:
         size = _FIRST_CAPACITY
-        self._page = page_tokens
+        self.page_tokens = page_tokens
         self.slots = list(slots)
         self.blocks: list[IndexArray] = [np.zeros((size, count), np.intp) for count in slots]
         self.end: IndexArray = np.zeros(size, np.intp)
@@ -88,18 +88,26 @@ class PrefixIndex:
         Of two blocks that start at the same token, the one of the lower number is deeper.
         """
         nodes = self._owner[blocks]
-        start = (self.end[nodes] - 1) // self._page * self._page
+        start = (self.end[nodes] - 1) // self.page_tokens * self.page_tokens
         groups = self._group_of[blocks]
         for group, slots in enumerate(self.slots):
             if slots > 1:
                 mine = np.flatnonzero(groups == group)
                 slot = (self.blocks[group][nodes[mine]] == blocks[mine][:, None]).argmax(axis=1)
-                start[mine] += slot * (self._page // slots)
+                start[mine] += slot * (self.page_tokens // slots)
         depth: IndexArray = (start << 32) - blocks
         return depth
 
     def __len__(self) -> int:
         return len(self._nodes)
+
+    def digest(self, node: int) -> bytes:
+        """Return what names a boundary."""
+        return self._digests[node]
+
+    def is_tail(self, node: int) -> bool:
+        """Whether a boundary is the end of a partial page."""
+        return node in self._tail_of
 
     def known(self, digests: Sequence[bytes]) -> list[int]:
         """Return the boundaries of the leading digests that are known."""
@@ -129,8 +137,8 @@ class PrefixIndex:
         """
         node = self.find(digest)
         end = int(self.end[node]) if node else 0
-        tokens = end % self._page or self._page
-        wanted = sum(-(-tokens * slots // self._page) for slots in self.slots)
+        tokens = end % self.page_tokens or self.page_tokens
+        wanted = sum(-(-tokens * slots // self.page_tokens) for slots in self.slots)
         return end if self._filled[node] == wanted else 0
 
     def publish(

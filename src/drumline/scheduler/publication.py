@@ -8,7 +8,7 @@ private copy, and when the request finishes. What a request computes now is prom
 meanwhile, so that others can wait for it in place of computing it too.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -30,6 +30,7 @@ class Publication:
         "_ahead",
         "_events",
         "_index",
+        "_offer",
         "_pool",
         "_promised",
         "_rows",
@@ -46,7 +47,10 @@ class Publication:
         tables: BlockTables,
         rows: Rows,
         events: KvEvents | None = None,
+        offer: Callable[[Sequence[bytes]], None] | None = None,
     ) -> None:
+        """`offer` learns of prompts' pages that were offered to the index."""
+        self._offer = offer
         self._events = events
         self._pool = pool
         self._size = granularity
@@ -105,8 +109,15 @@ class Publication:
             self._name_pages(self._events, request, first, last)
         ends = range((first + 1) * self._size, (last + 1) * self._size, self._size)
         nodes = self._index.publish(digests, ends, blocks)
+        if self._offer is not None:
+            self._offer(digests)
         if nodes is not None and draft is not None:
             self._adopt([request.row] * len(nodes), ends, nodes, blocks, draft)
+
+    def name_loaded(self, request: Request, pages: int) -> None:
+        """Say what the prompt's first pages hold, before some of them are cached again."""
+        if self._events is not None:
+            self._name_pages(self._events, request, 0, pages)
 
     def _name_pages(self, events: KvEvents, request: Request, first: int, last: int) -> None:
         """Say what the prompt's pages `first` to `last` hold."""
@@ -145,6 +156,19 @@ class Publication:
         settled = min(int(self._rows.computed[row]), int(self._rows.known[row]))
         if settled > self._rows.hashed[row]:
             self._offer_tail(request, settled)
+
+    def row_digests(self, request: Request) -> list[bytes]:
+        """Return the digests of a request's full pages; empty where its blocks are its alone."""
+        row, index = request.row, self._index
+        pages = int(self._rows.hashed[row]) // self._size
+        digests = request.digests[:pages]
+        nodes = np.zeros(pages, np.intp)
+        for table, slots in zip(self._tables.table, index.slots, strict=True):
+            blocks = table[row, : pages * slots].reshape(pages, slots)
+            np.maximum(nodes, self._pool.node[blocks].max(axis=1, initial=0), out=nodes)
+        for node in nodes[len(digests) :].tolist():
+            digests.append(index.digest(node) if node else b"")
+        return digests
 
     def _offer_tail(self, request: Request, tokens: int) -> int:
         """Offer the blocks of the partial page that ends at `tokens`; returns its boundary."""

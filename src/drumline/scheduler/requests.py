@@ -19,6 +19,7 @@ class Request:
         "digests",
         "epoch",
         "extra",
+        "host_tokens",
         "max_cached_tokens",
         "max_new_tokens",
         "passed",
@@ -47,6 +48,8 @@ class Request:
         self.epoch = 0
         self.cached_tokens = 0
         """Prompt tokens that its admission found in the cache."""
+        self.host_tokens = 0
+        """Those of them in pages that the host tier had, for some group."""
         self.passed = 0
         """Plans that admitted somebody who came later, while it waited."""
         self.planned = 0

@@ -20,9 +20,11 @@ from drumline.scheduler.blocks import BlockPool
 from drumline.scheduler.config import SchedulerConfig
 from drumline.scheduler.decoding import Decoding
 from drumline.scheduler.draft import Draft
+from drumline.scheduler.host import HostTier, Pages
 from drumline.scheduler.index import NOBODY, IndexArray
 from drumline.scheduler.lifecycle import Move, State
 from drumline.scheduler.match import Match
+from drumline.scheduler.prefix import PrefixIndex
 from drumline.scheduler.publication import Publication
 from drumline.scheduler.requests import Request, RequestTable
 from drumline.scheduler.rows import Rows, Suspended
@@ -33,17 +35,26 @@ from drumline.scheduler.transfers import Transfers
 class Image(Struct, eq=False):
     """What a suspended request left: its row's fields, and where its blocks are.
 
-    `blocks[g]` are blocks of the snapshot pool, for the columns from `first[g]` on.
+    For the columns from `first[g]` on, `blocks[g]` are blocks of the snapshot pool, or 0
+    where `host[g]` has one of the host tier. Its full pages have `digests`, but for those
+    that were never findable.
     """
 
     fields: Suspended
     slot: int
     first: list[int]
-    blocks: list[IndexArray]
-    landed: bool = False
+    digests: list[bytes]
+    blocks: list[IndexArray] = []
+    host: list[IndexArray] = []
+    writes: int = 0
+    """Operations that still write it."""
     failed: bool = False
     wanted: bool = True
     """The request still lives; an image that is not is dropped once nobody writes it."""
+
+    @property
+    def landed(self) -> bool:
+        return not self.writes
 
 
 class Retraction:
@@ -53,8 +64,11 @@ class Retraction:
         "_caching",
         "_decoding",
         "_end",
+        "_host",
         "_images",
+        "_index",
         "_interval",
+        "_kept",
         "_lost",
         "_pool",
         "_publication",
@@ -77,6 +91,8 @@ class Retraction:
         tables: BlockTables,
         publication: Publication,
         decoding: Decoding,
+        index: PrefixIndex,
+        host: HostTier,
         transfers: Transfers,
         end: Callable[[Request, Move], None],
     ) -> None:
@@ -89,6 +105,8 @@ class Retraction:
         self._tables = tables
         self._publication = publication
         self._decoding = decoding
+        self._index = index
+        self._host = host
         self._transfers = transfers
         self._end = end
         self._snapshots = BlockPool(
@@ -96,6 +114,8 @@ class Retraction:
         )
         self._slots = deque(range(1, config.max_retracted_requests + 1))
         self._images: dict[str, Image] = {}
+        self._kept: list[Image] = []
+        """Those, and the images that an operation still reads or writes."""
         self._lost: list[Request] = []
         self._resumed: dict[str, int] = {}
         """The tokens a request had when it came back; forced away before it has more, it would
@@ -122,7 +142,9 @@ class Retraction:
         The request that frees most goes; without a place for its image, the newest is
         aborted instead.
         """
-        if not self._decoding.stuck or self._requests.counts[State.RESTORING]:
+        if not self._decoding.stuck or self._transfers.pinning:
+            return False
+        if self._requests.counts[State.RESTORING]:
             return False
         victim = self._victim()
         if victim is None:
@@ -187,6 +209,14 @@ class Retraction:
                 f"{len(self._images)} requests are suspended, as many as may be"
             )
         needs = [last - first for first, last in self._spans(request.row)]
+        if self._caching and len(self._host.index):
+            here = self._host.visible(self._publication.row_digests(request))
+            needs = [
+                need - int(np.count_nonzero(part.reshape(-1)[first:]))
+                for need, part, (first, _last) in zip(
+                    needs, here, self._spans(request.row), strict=True
+                )
+            ]
         if not self._snapshots.fits(needs):
             return AbortReason.IMAGE_DOES_NOT_FIT, (
                 f"the image takes {sum(needs)} blocks, the snapshot pool has "
@@ -212,45 +242,75 @@ class Retraction:
             fields=self._rows.suspend(row),
             slot=self._slots.popleft(),
             first=[first for first, _last in spans],
-            blocks=[
-                self._snapshots.take(group, last - first)
-                for group, (first, last) in enumerate(spans)
-            ],
+            digests=self._publication.row_digests(request) if self._caching else [],
         )
-        moves = self._moves(
-            [self._tables.table[group][row, slice(*span)] for group, span in enumerate(spans)],
-            image.blocks,
-        )
+        for group, host in enumerate(self._in_host(image, row, draft)):
+            first, last = spans[group]
+            image.host.append(np.zeros(last - first, np.intp))
+            image.host[group][: len(host)] = host
+            beyond = image.host[group] == 0
+            image.blocks.append(np.zeros(last - first, np.intp))
+            image.blocks[group][beyond] = self._snapshots.take(group, int(beyond.sum()))
+        moves = [
+            BlockMoves(
+                group,
+                self._pool.pages(group, self._tables.table[group][row, slice(*span)][theirs > 0]),
+                self._snapshots.pages(group, theirs[theirs > 0]),
+            )
+            for group, (span, theirs) in enumerate(zip(spans, image.blocks, strict=True))
+            if theirs.any()
+        ]
         self._images[request.rid] = image
+        self._kept.append(image)
+        image.writes += 1
         op_id = self._transfers.begin(lambda ok: self._landed(image, ok), NOBODY)
-        draft.cache(Snapshot(op_id, request.rid, row, image.slot, moves))
+        draft.cache(Snapshot(op_id, request.rid, row, image.slot, tuple(moves)))
         self._requests.move(request, Move.RETRACT)
         self._decoding.leave(request)
         self._tables.close(row)
         self._rows.give_back(row)
         request.row = 0
 
-    def _moves(
-        self, blocks: list[IndexArray], snapshots: list[IndexArray], *, back: bool = False
-    ) -> tuple[BlockMoves, ...]:
-        moves = []
-        for group, (mine, theirs) in enumerate(zip(blocks, snapshots, strict=True)):
-            if len(mine):
-                here = self._pool.pages(group, mine).astype(np.int32)
-                there = self._snapshots.pages(group, theirs).astype(np.int32)
-                moves.append(BlockMoves(group, *((there, here) if back else (here, there))))
-        return tuple(moves)
+    def _in_host(self, image: Image, row: int, draft: Draft) -> list[IndexArray]:
+        """Hold in the host tier what it has or takes of a row's full pages.
+
+        Returns its blocks by column, from the image's first on, 0 where it has none.
+        """
+        known = [bool(digest) for digest in image.digests]
+        if not self._host.pool.num_parents > 1 or not any(known):
+            return [NOBODY for _ in image.first]
+        count, blocks = len(known), []
+        for group, slots in enumerate(self._index.slots):
+            blocks.append(self._tables.table[group][row, : count * slots].reshape(count, slots))
+        which = np.flatnonzero(known)
+        pages = Pages(
+            [image.digests[page] for page in which.tolist()],
+            (which + 1) * self._index.page_tokens,
+            [part[which] for part in blocks],
+        )
+        before = len(self._transfers)
+        kept = self._host.keep(pages, draft, lambda ok: self._landed(image, ok))
+        image.writes += len(self._transfers) - before
+        columns = []
+        for part, own, first in zip(kept.blocks, blocks, image.first, strict=True):
+            whole = np.zeros_like(own)
+            whole[which] = part
+            columns.append(whole.reshape(-1)[first:])
+        return columns
 
     def _landed(self, image: Image, ok: bool) -> None:
-        image.landed, image.failed = True, not ok
-        if not image.wanted:
+        image.writes -= 1
+        image.failed = image.failed or not ok
+        if not image.wanted and image.landed:
             self._drop(image)
 
     def _drop(self, image: Image) -> None:
+        self._kept.remove(image)
         self._slots.append(image.slot)
         for blocks in image.blocks:
-            if len(blocks):
-                self._snapshots.release(blocks)
+            if blocks.any():
+                self._snapshots.release(blocks[blocks > 0])
+        self._host.release(image.host)
 
     # -- back ---------------------------------------------------------------------
 
@@ -274,25 +334,68 @@ class Retraction:
     def _bring_back(self, request: Request, image: Image, draft: Draft) -> bool:
         computed = image.fields.computed
         targets = [computed + self._width] * len(image.first)
-        needs = self._tables.needs(targets, computed, 0)
+        if not self._rows.free:
+            return False
+        still = self._still_cached(image)
+        held = [part[part > 0] for part in still]
+        for blocks in held:
+            self._pool.hold(blocks)
         # Leave those that decode a block each, lest one of them is suspended for this one.
         spare = self._decoding.size
-        if not self._rows.free or not self._pool.make_room([need + spare for need in needs]):
+        needs = [
+            need + spare - len(blocks)
+            for need, blocks in zip(self._tables.needs(targets, computed, 0), held, strict=True)
+        ]
+        if not self._pool.make_room(needs):
+            for blocks in held:
+                self._pool.release(blocks)
             return False
+        gone = [part == 0 for part in still]
+        for group, (part, first) in enumerate(zip(still, image.first, strict=True)):
+            gone[group][:first] = False
+            part[gone[group]] = self._pool.take(group, int(gone[group].sum()))
         row = request.row = self._rows.take(request)
         self._rows.resume(row, image.fields)
         draft.bind(row, int(self._rows.generation[row]), request.rid)
-        self._tables.open(row, Match(0, computed, 0, [], []), targets, draft, restored=True)
-        spans = self._spans(row)
-        blocks = [self._tables.table[group][row, slice(*span)] for group, span in enumerate(spans)]
-        moves = self._moves(blocks, image.blocks, back=True)
-        pins = np.concatenate(blocks)
+        match = Match(len(image.digests), computed, 0, still, [])
+        self._tables.open(row, match, targets, draft, restored=True)
+        wanted = []
+        for (first, last), absent in zip(self._spans(row), gone, strict=True):
+            wanted.append(np.ones(last - first, bool))
+            wanted[-1][: max(len(absent) - first, 0)] = absent[first:]
+        from_host, copied = self._moves_back(row, image.host, wanted, self._host.pool)
+        from_snapshot, others = self._moves_back(row, image.blocks, wanted, self._snapshots)
+        pins = np.concatenate((*copied, *others, NOBODY))
         op_id = self._transfers.begin(lambda ok: self._restored(request, image, ok), pins)
-        draft.cache(
-            Restore(op_id, request.rid, row, image.slot, from_snapshot=moves),
-        )
+        draft.cache(Restore(op_id, request.rid, row, image.slot, from_host, from_snapshot))
         self._requests.move(request, Move.RESTORE)
         return True
+
+    def _still_cached(self, image: Image) -> list[IndexArray]:
+        """Return the device's blocks of an image's full pages by column, 0 where it has none."""
+        nodes = np.array(self._index.anywhere(image.digests), np.intp)
+        still = [part[nodes].reshape(-1) for part in self._index.blocks]
+        for part, first in zip(still, image.first, strict=True):
+            part[:first] = 0
+        return still
+
+    def _moves_back(
+        self, row: int, blocks: list[IndexArray], wanted: list[IndexArray], pool: BlockPool
+    ) -> tuple[tuple[BlockMoves, ...], list[IndexArray]]:
+        """Return the copies of an image's `blocks` of `pool` that are wanted, and their targets."""
+        moves, targets = [], []
+        for group, (first, last) in enumerate(self._spans(row)):
+            which = wanted[group] & (blocks[group] > 0)
+            if which.any():
+                mine = self._tables.table[group][row, first:last][which]
+                sources = pool.pages(group, blocks[group][which])
+                moves.append(BlockMoves(group, sources, self._pool.pages(group, mine)))
+                targets.append(mine)
+        return tuple(moves), targets
+
+    def host_blocks(self) -> list[IndexArray]:
+        """Return what images hold of the host tier, a group of an image an entry."""
+        return [blocks for image in self._kept for blocks in image.host]
 
     def _restored(self, request: Request, image: Image, ok: bool) -> None:
         self._drop(image)

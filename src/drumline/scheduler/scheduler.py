@@ -13,7 +13,7 @@ import numpy as np
 from drumline.contract.arrays import IntArray
 from drumline.contract.cache import CacheAck
 from drumline.contract.kv_events import KvEvent
-from drumline.contract.plan import Batch, Plan
+from drumline.contract.plan import AbortReason, Batch, Plan
 from drumline.scheduler.admission import Admission, Chunk
 from drumline.scheduler.blocks import BlockPool
 from drumline.scheduler.capacity import max_request_tokens
@@ -31,6 +31,8 @@ from drumline.scheduler.events import (
     Tick,
 )
 from drumline.scheduler.explanation import explain
+from drumline.scheduler.host import HostTier
+from drumline.scheduler.index import IndexArray
 from drumline.scheduler.kv_events import KvEvents
 from drumline.scheduler.lifecycle import Move, State
 from drumline.scheduler.matching import Matcher
@@ -59,6 +61,7 @@ class Scheduler:
         "_config",
         "_decoding",
         "_forwards_allowed",
+        "_host",
         "_index",
         "_kv_events",
         "_pool",
@@ -80,10 +83,10 @@ class Scheduler:
         """Longest prompt plus answer that the pool and the model have room for."""
         slots = [size // group.block_tokens for group in config.groups]
         self._index = PrefixIndex(size, slots)
-        self._pool = BlockPool(
-            config.groups, config.num_pages, self._index.forget, self._index.depth
-        )
+        self._pool = BlockPool(config.groups, config.num_pages, self._given_up, self._index.depth)
         self._index.watch(self._pool)
+        self._transfers = Transfers(self._pool)
+        self._host = HostTier(config, self._pool, self._index, self._transfers)
         ahead = 4 * width * (1 + config.overlap_depth)
         self._rows = Rows(config.max_rows, len(config.groups), size, ahead)
         self._tables = BlockTables(
@@ -97,7 +100,13 @@ class Scheduler:
         self._requests = RequestTable()
         self._kv_events = KvEvents(self._index) if config.kv_events else None
         self._publication = Publication(
-            size, self._index, self._pool, self._tables, self._rows, self._kv_events
+            size,
+            self._index,
+            self._pool,
+            self._tables,
+            self._rows,
+            self._kv_events,
+            self._host.offer if self._host.through else None,
         )
         self._admission = Admission(
             config,
@@ -105,13 +114,13 @@ class Scheduler:
             self._rows,
             self._pool,
             self._tables,
-            Matcher(size, self._index, self._tables),
+            Matcher(size, self._index, self._tables, self._host.index),
             self._publication,
+            self._host,
         )
         self._decoding = Decoding(
             config, self._requests, self._rows, self._tables, self._publication, self._end
         )
-        self._transfers = Transfers(self._pool)
         self._retraction = Retraction(
             config,
             self._requests,
@@ -120,6 +129,8 @@ class Scheduler:
             self._tables,
             self._publication,
             self._decoding,
+            self._index,
+            self._host,
             self._transfers,
             self._end,
         )
@@ -206,6 +217,8 @@ class Scheduler:
         finished = move in (Move.FINISH, Move.FINISH_LATER)
         if finished and settled and self._config.prefix_caching:
             self._publication.publish_end(request)
+            if self._host.through:
+                self._host.offer(self._publication.row_digests(request))
         self._retraction.leave(request)
         self._decoding.leave(request)
         self._admission.leave(request)
@@ -221,7 +234,11 @@ class Scheduler:
         self._round += 1
         self._requests.forget_ended()
         draft = Draft(self._round)
+        if self._host.failed:
+            self._distrust(draft)
         self._admission.settle(draft)
+        if self._host.waiting:
+            self._host.store(draft)
         if not self._forwards_allowed:
             return draft.done(None)
         self._retraction.force(draft)
@@ -232,6 +249,8 @@ class Scheduler:
         for chunk in chunks:
             if chunk.request.state is State.PREFILLED:
                 self._decoding.add(chunk.request)
+        if self._host.waiting:
+            self._host.store(draft)
         return draft.done(self._batch(chunks, decodes))
 
     def _plan_forward(self, draft: Draft) -> tuple[list[Chunk], Decodes | None]:
@@ -249,6 +268,28 @@ class Scheduler:
         if not chunks and self._decoding.size:
             decodes = self._decoding.plan(draft, budget)
         return chunks, decodes
+
+    def _given_up(self, group: int, blocks: IndexArray) -> None:
+        """Let go of what is cached in `blocks`, which the pool gives to somebody else."""
+        if self._host.back:
+            self._host.given_up(group, blocks)
+        self._index.forget(group, blocks)
+
+    def _distrust(self, draft: Draft) -> None:
+        """End whoever read pages that were not loaded, and forget all that may build on them.
+
+        What was computed since cannot be told from what was sound before, so that every
+        cached prefix goes, in both tiers.
+        """
+        failed = self._host.take_failed()
+        done = (State.SUBMITTED, State.FINISHING, State.FINISHED)
+        for request in self._requests.values():
+            if request.state not in done and not failed.isdisjoint(request.digests):
+                detail = "pages of its prompt could not be copied back from host memory"
+                draft.abort(request.rid, AbortReason.LOAD_FAILED, detail)
+                self._end(request, Move.ABORT)
+        self._pool.disown()
+        self._host.disown()
 
     def _batch(self, chunks: list[Chunk], decodes: Decodes | None) -> Batch | None:
         if not chunks:
@@ -350,6 +391,15 @@ class Scheduler:
         if not self.can_clear():
             return False
         self._pool.clear()
+        self._host.disown()
+        return True
+
+    def clear_l1(self) -> bool:
+        """Forget the device's cached prefixes alone; False, and nothing, while one is held."""
+        if not self.can_clear():
+            return False
+        self._pool.clear()
+        self._host.discard()
         return True
 
     def drain_kv_events(self) -> list[KvEvent]:
@@ -367,6 +417,7 @@ class Scheduler:
         self._rows.check()
         self._tables.check(self._transfers.held())
         self._retraction.check()
+        self._host.check(self._retraction.host_blocks())
         self._admission.check()
         self._decoding.check()
         self._requests.check()

@@ -25,6 +25,11 @@ class Transfers:
     def __len__(self) -> int:
         return len(self._ended)
 
+    @property
+    def pinning(self) -> bool:
+        """Whether an operation holds blocks of the device, which its end may free."""
+        return bool(self._pins)
+
     def begin(self, ended: Callable[[bool], None], pins: IndexArray) -> int:
         """Return a new operation's id. `ended` learns whether it moved what it should.
 

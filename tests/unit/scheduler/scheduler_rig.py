@@ -5,17 +5,23 @@ what stands for a key and value there: a hash of all tokens up to it. Every forw
 checks that each row reads, at every position before its own, what its own tokens
 would have written. Sampled tokens depend on the position alone, so that they are known
 before they are returned.
+
+Copies that a device may carry out at any time until their acknowledgment are carried out
+with it. A copy that fails leaves garbage, and so does a forward that reads some, which only
+a prefix may do whose load is not known to have failed.
 """
 
 import numpy as np
 
 from drumline.contract.arrays import NO_INTS
-from drumline.contract.cache import CacheAck, Restore, Snapshot
+from drumline.contract.cache import CacheAck, CacheOp, LoadBack, Restore, Snapshot, WriteBack
 from drumline.contract.plan import Batch, Plan, decode_plan, encode_plan
 from drumline.contract.specs import CacheGroup
 from drumline.scheduler.config import SchedulerConfig
 from drumline.scheduler.events import Aborted, Finished, RequestSpec, Results
 from drumline.scheduler.scheduler import Scheduler
+
+GARBAGE = "garbage"
 
 
 def config(**changes) -> SchedulerConfig:
@@ -49,7 +55,10 @@ class Rig:
         self.names: dict[tuple[int, int], str] = {}
         self.memory: list[dict[tuple[int, int], int]] = [{} for _ in self.config.groups]
         self.snapshots: list[dict[tuple[int, int], int]] = [{} for _ in self.config.groups]
-        self.unacknowledged: list[int] = []
+        self.host: list[dict[tuple[int, int], int]] = [{} for _ in self.config.groups]
+        self.unacknowledged: list[CacheOp] = []
+        self.loads_fail = False
+        self.failed_loads: set[int] = set()
         self.histories: dict[str, list[int]] = {}
         self.prompts: dict[str, list[int]] = {}
         self.in_flight: list[Batch] = []
@@ -126,8 +135,16 @@ class Rig:
 
     def acknowledge(self, which: int = 0, *, ok: bool = True) -> None:
         """End one of the operations under way."""
-        op_id = self.unacknowledged.pop(which)
-        self.scheduler.advance_head([CacheAck(op_id, ok)])
+        op = self.unacknowledged.pop(which)
+        if isinstance(op, LoadBack):
+            # Whether it failed showed in the plan's own forward.
+            ok = op.op_id not in self.failed_loads
+            self.failed_loads.discard(op.op_id)
+        elif isinstance(op, WriteBack) and not ok:
+            self._spoil(op.moves, self.host)
+        elif isinstance(op, WriteBack) and op.pinned:
+            self._move(op.moves, self.memory, self.host)
+        self.scheduler.advance_head([CacheAck(op.op_id, ok)])
         self.scheduler.check()
 
     def _move(self, moves, sources, targets) -> None:
@@ -137,9 +154,17 @@ class Rig:
                 for slot in range(size):
                     targets[part.group][target, slot] = sources[part.group].get((source, slot))
 
+    def _spoil(self, moves, targets) -> None:
+        for part in moves:
+            size = self.config.groups[part.group].block_tokens
+            for target in part.targets.tolist():
+                targets[part.group].update({(target, slot): GARBAGE for slot in range(size)})
+
     def _change_pages(self, plan: Plan) -> None:
         for op in plan.cache_ops:
-            self.unacknowledged.append(op.op_id)
+            self.unacknowledged.append(op)
+            if isinstance(op, WriteBack) and not op.pinned:
+                self._move(op.moves, self.memory, self.host)
             if isinstance(op, Snapshot):
                 self._move(op.moves, self.memory, self.snapshots)
         for copies in plan.copies:
@@ -155,7 +180,13 @@ class Rig:
                 for slot in range(size):
                     memory[page, slot] = 0
         for op in plan.cache_ops:
-            if isinstance(op, Restore):
+            if isinstance(op, LoadBack) and self.loads_fail:
+                self.failed_loads.add(op.op_id)
+                self._spoil(op.moves, self.memory)
+            elif isinstance(op, LoadBack):
+                self._move(op.moves, self.host, self.memory)
+            elif isinstance(op, Restore):
+                self._move(op.from_host, self.host, self.memory)
                 self._move(op.from_snapshot, self.snapshots, self.memory)
 
     def _read(self, batch: Batch) -> None:
@@ -173,12 +204,18 @@ class Rig:
         first = 0 if group.window_tokens is None else max(start + 1 - group.window_tokens, 0)
         assert (table[first // size : -(-(start + count) // size)] > 0).all(), "no block to read"
         history = self._history(self.bound[row], start + count)
+        spoilt = False
         if self.config.decode_tokens == 1:
             for position in range(first, start):
                 seen = memory.get((int(table[position // size]), position % size))
-                assert seen == history[position], f"position {position} was written by another"
+                if seen == GARBAGE:
+                    assert self.failed_loads, f"position {position} is known to hold garbage"
+                    spoilt = True
+                else:
+                    assert seen == history[position], f"position {position} was another's"
         for position in range(start, start + count):
-            memory[int(table[position // size]), position % size] = history[position]
+            value = GARBAGE if spoilt else history[position]
+            memory[int(table[position // size]), position % size] = value
 
     def _history(self, rid: str, tokens: int) -> list[int]:
         history, prompt = self.histories[rid], self.prompts[rid]

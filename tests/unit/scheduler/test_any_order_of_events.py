@@ -8,6 +8,7 @@ from scheduler_rig import Rig, config
 
 from drumline.contract.plan import encode_plan
 from drumline.contract.specs import AttentionKind, CacheGroup
+from drumline.core.config import WritePolicy
 from drumline.scheduler.events import Aborted, Finished
 from drumline.scheduler.lifecycle import State
 
@@ -61,6 +62,8 @@ class SchedulerMachine(RuleBasedStateMachine):
                 "prefix_replay_tokens": st.sampled_from([0, 0, 6]),
             }
         ),
+        host=st.sampled_from([1, 1, 2, 4, 12, 60]),
+        writes=st.sampled_from(WritePolicy),
     )
     def start(
         self,
@@ -76,6 +79,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         groups,
         images,
         interval,
+        host,
+        writes,
         policy,
     ):
         cfg = config(
@@ -89,6 +94,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             prefix_caching=caching,
             share_in_flight=sharing,
             decode_tokens=width,
+            num_host_pages=host if caching else 1,
+            host_write_policy=writes,
             num_snapshot_pages=images[0],
             max_retracted_requests=images[1],
             debug_force_retraction_interval=interval if images[1] else 0,
@@ -143,6 +150,38 @@ class SchedulerMachine(RuleBasedStateMachine):
         which = data.draw(st.integers(0, len(self.rig.unacknowledged) - 1))
         self.both(lambda rig: rig.acknowledge(which, ok=ok))
 
+    @rule(rounds=st.integers(1, 8))
+    def run(self, rounds):
+        for _ in range(rounds):
+            self.plan()
+            while self.rig.in_flight:
+                self.both(lambda rig: rig.commit(rig.config.decode_tokens))
+
+    @rule()
+    def acknowledge_all(self):
+        while self.rig.unacknowledged:
+            self.both(lambda rig: rig.acknowledge())
+
+    @precondition(lambda self: self.rig.config.num_host_pages > 1)
+    @rule()
+    def finish_all_and_clear_the_device(self):
+        for rid in list(self.live):
+            state = self.rig.scheduler._requests.get(rid).state
+            if state in MAY_FINISH:
+                self.live.remove(rid)
+                self.both(lambda rig, rid=rid: rig.finish(rid))
+        while self.rig.in_flight:
+            self.both(lambda rig: rig.commit())
+        self.plan()
+        self.acknowledge_all()
+        one, two = self.both(lambda rig: rig.scheduler.clear_l1())
+        assert one == two
+
+    @precondition(lambda self: self.rig.config.num_host_pages > 1)
+    @rule(fail=st.sampled_from([True, False, False]))
+    def loads_fail_or_do_not(self, fail):
+        self.rig.loads_fail = self.mirror.loads_fail = fail
+
     @precondition(lambda self: self.live)
     @rule(data=st.data())
     def end(self, data):
@@ -168,8 +207,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         while self.rig.unacknowledged:
             self.rig.acknowledge()
         assert self.rig.at_baseline()
+        assert not self.rig.scheduler._host.pool.refs.any()
         assert self.rig.scheduler.clear()
         assert self.rig.scheduler.empty_pages == self.rig.config.num_pages - 1
+        assert self.rig.scheduler._host.pool.empty == self.rig.config.num_host_pages - 1
         self.rig.scheduler.check()
 
 

@@ -176,7 +176,7 @@ def test_a_repeated_acknowledgment_is_ignored():
     rig = crowded()
     _plan, op = run_until(rig, Snapshot)
     rig.acknowledge()
-    rig.unacknowledged.append(op.op_id)
+    rig.unacknowledged.append(op)
     rig.acknowledge()
 
 

@@ -1,0 +1,360 @@
+"""The host tier: prefix pages kept in host memory once the device pool has given them away.
+
+Its pool and its index are of the same make as the device's. A page gets in by a copy
+from the device and is findable once the copy is acknowledged; a page that a prompt
+matches here is copied back to blocks that the plan allocates for it, and is cached on
+the device from then on. Full pages alone are kept, not the partial ones at a prompt's end.
+
+Pages that nobody holds are replaced when others need their place: those that no prompt
+ever matched first, the oldest first. It knows digests and blocks, and nothing of requests.
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from msgspec import Struct
+from numpy.typing import NDArray
+
+from drumline.contract.cache import BlockMoves, LoadBack, WriteBack
+from drumline.core.config import WritePolicy
+from drumline.core.errors import InvariantError
+from drumline.scheduler.blocks import BlockPool
+from drumline.scheduler.config import SchedulerConfig
+from drumline.scheduler.draft import Draft
+from drumline.scheduler.index import NOBODY, IndexArray
+from drumline.scheduler.match import Match
+from drumline.scheduler.prefix import PrefixIndex
+from drumline.scheduler.transfers import Transfers
+
+_MATCHED = 1 << 40
+"""Added to the age of a page that a prompt has matched: it outlives all that none has."""
+
+_Part = tuple[bytes, int]
+"""A page's digest, and which of its blocks."""
+
+
+class Pages(Struct, frozen=True, eq=False):
+    """Full pages by digest, `ends[i]` tokens from the start of their sequence.
+
+    `blocks[g]` has shape [pages, slots of group g], and 0 where there is no block.
+    """
+
+    digests: list[bytes]
+    ends: IndexArray
+    blocks: list[IndexArray]
+
+
+class _Store(Struct, eq=False):
+    """Pages that are being copied to host blocks."""
+
+    pages: Pages
+    """With the host's blocks."""
+    ended: Callable[[bool], None] | None
+    wanted: bool = True
+    """Whether they are to be findable afterwards."""
+
+
+class HostTier:
+    """What is cached in host memory, and what is on its way there and back."""
+
+    __slots__ = (
+        "_age",
+        "_device",
+        "_failed",
+        "_flying",
+        "_given",
+        "_loads",
+        "_offered",
+        "_pool",
+        "_stores",
+        "_transfers",
+        "back",
+        "index",
+        "pool",
+        "through",
+    )
+
+    def __init__(
+        self, config: SchedulerConfig, pool: BlockPool, device: PrefixIndex, transfers: Transfers
+    ) -> None:
+        """Take over the device's pool and index, which pages come from and go to."""
+        self._pool = pool
+        self._device = device
+        self._transfers = transfers
+        self.index = PrefixIndex(config.prefix_granularity, device.slots)
+        self.pool = BlockPool(
+            config.groups, config.num_host_pages, self.index.forget, self.index.depth
+        )
+        self.index.watch(self.pool)
+        self.through = (
+            config.num_host_pages > 1 and config.host_write_policy is WritePolicy.WRITE_THROUGH
+        )
+        """Whether pages are copied here when they are complete, not when they are given away."""
+        self.back = config.num_host_pages > 1 and config.host_write_policy is WritePolicy.WRITE_BACK
+        self._age = 0
+        self._offered: list[bytes] = []
+        self._given: dict[bytes, tuple[int, list[IndexArray]]] = {}
+        self._flying: list[set[_Part]] = [set() for _ in device.slots]
+        self._stores: list[_Store] = []
+        self._loads: list[IndexArray] = []
+        self._failed: set[bytes] = set()
+
+    # -- in -----------------------------------------------------------------------
+
+    def offer(self, digests: Sequence[bytes]) -> None:
+        """Have the next `store` copy these pages, as far as the device still has them."""
+        self._offered += digests
+
+    def given_up(self, group: int, blocks: IndexArray) -> None:
+        """Note cached device blocks that are about to be forgotten: `store` copies them."""
+        device = self._device
+        for block in blocks.tolist():
+            node = int(self._pool.node[block])
+            if device.is_tail(node):
+                continue
+            digest = device.digest(node)
+            if digest not in self._given:
+                parts = [np.zeros(slots, np.intp) for slots in device.slots]
+                self._given[digest] = (int(device.end[node]), parts)
+            slot = device.blocks[group][node].tolist().index(block)
+            self._given[digest][1][group][slot] = block
+
+    @property
+    def waiting(self) -> bool:
+        """Whether `store` has anything to plan."""
+        return bool(self._offered or self._given)
+
+    def store(self, draft: Draft) -> None:
+        """Plan the copies of what was offered or given up since the last call.
+
+        What is here or on its way is not copied again; what finds no room is dropped.
+        """
+        if self._offered:
+            digests = [one for one in dict.fromkeys(self._offered) if self._device.find(one)]
+            self._offered.clear()
+            nodes = np.array(self._device.anywhere(digests), np.intp)
+            blocks = [part[nodes] for part in self._device.blocks]
+            self._write(Pages(digests, self._device.end[nodes], blocks), draft, pinned=True)
+        if self._given:
+            # The start of a prefix first, so that what finds no room is its end.
+            given = sorted(self._given.items(), key=lambda item: item[1][0])
+            self._given.clear()
+            pages = Pages(
+                [digest for digest, _ in given],
+                np.array([end for _, (end, _) in given], np.intp),
+                [
+                    np.array([parts[group] for _, (_, parts) in given])
+                    for group in range(len(self._device.slots))
+                ],
+            )
+            self._write(pages, draft, pinned=False)
+
+    def keep(self, pages: Pages, draft: Draft, ended: Callable[[bool], None]) -> Pages:
+        """Hold these pages of a request that is suspended, copying here those that are not.
+
+        Returns them with the host's blocks, 0 where there was no room. If anything is
+        copied, `ended` learns of its end; the device's blocks may be given away at once.
+        """
+        nodes = np.array(self.index.anywhere(pages.digests), np.intp)
+        here = [
+            np.where(mine > 0, part[nodes], 0)
+            for mine, part in zip(pages.blocks, self.index.blocks, strict=True)
+        ]
+        self._hold(here)
+        written = self._write(pages, draft, pinned=False, ended=ended)
+        if written is not None:
+            self._hold(written)
+            here = [old + new for old, new in zip(here, written, strict=True)]
+        return Pages(pages.digests, pages.ends, here)
+
+    def visible(self, digests: Sequence[bytes]) -> list[IndexArray]:
+        """Return this tier's blocks of pages, shaped as in `Pages`."""
+        nodes = np.array(self.index.anywhere(digests), np.intp)
+        return [part[nodes] for part in self.index.blocks]
+
+    def _write(
+        self,
+        pages: Pages,
+        draft: Draft,
+        *,
+        pinned: bool,
+        ended: Callable[[bool], None] | None = None,
+    ) -> list[IndexArray] | None:
+        """Plan one operation for what is not here yet of `pages`; returns its host blocks."""
+        if not pages.digests:
+            return None
+        here = self.visible(pages.digests)
+        wanted = []
+        for group, (mine, there) in enumerate(zip(pages.blocks, here, strict=True)):
+            new = (mine > 0) & (there == 0)
+            if self._flying[group]:
+                for at, part in zip(*np.nonzero(new), strict=True):
+                    new[at, part] = (pages.digests[at], part) not in self._flying[group]
+            wanted.append(new)
+        # A page must not be replaced by one that is of no use without it.
+        self._hold(here)
+        targets = self._take(wanted)
+        self._release(here)
+        if not any(part.any() for part in targets):
+            return None
+        moves, pins = [], [NOBODY]
+        for group, (mine, theirs) in enumerate(zip(pages.blocks, targets, strict=True)):
+            which = theirs > 0
+            if which.any():
+                sources = mine[which]
+                moves.append(
+                    BlockMoves(
+                        group,
+                        self._pool.pages(group, sources),
+                        self.pool.pages(group, theirs[which]),
+                    )
+                )
+                pins.append(sources)
+                self._flying[group].update(_parts(pages.digests, which))
+        store = _Store(Pages(pages.digests, pages.ends, targets), ended)
+        self._stores.append(store)
+        op_id = self._transfers.begin(
+            lambda ok: self._stored(store, ok), np.concatenate(pins) if pinned else NOBODY
+        )
+        draft.cache(WriteBack(op_id, tuple(moves), pinned))
+        return targets
+
+    def _take(self, wanted: list[IndexArray]) -> list[IndexArray]:
+        """Return held host blocks where they are wanted, for as many leading pages as fit."""
+        targets = [np.zeros(part.shape, np.intp) for part in wanted]
+        needs = [int(np.count_nonzero(part)) for part in wanted]
+        if not any(needs):
+            return targets
+        if self.pool.make_room(needs):
+            for group, (part, target) in enumerate(zip(wanted, targets, strict=True)):
+                target[part] = self.pool.take(group, needs[group])
+            return targets
+        for page in range(len(wanted[0])):
+            needs = [int(np.count_nonzero(part[page])) for part in wanted]
+            if not self.pool.make_room(needs):
+                break
+            for group, (part, target) in enumerate(zip(wanted, targets, strict=True)):
+                target[page, part[page]] = self.pool.take(group, needs[group])
+        return targets
+
+    def _stored(self, store: _Store, ok: bool) -> None:
+        self._stores.remove(store)
+        pages = store.pages
+        for group, blocks in enumerate(pages.blocks):
+            self._flying[group].difference_update(_parts(pages.digests, blocks > 0))
+        if ok and store.wanted:
+            some = np.logical_or.reduce([(part > 0).any(axis=1) for part in pages.blocks])
+            self.index.publish(
+                [pages.digests[at] for at in np.flatnonzero(some).tolist()],
+                pages.ends[some].tolist(),
+                [part[some].reshape(-1) for part in pages.blocks],
+            )
+        self._age += 1
+        self._release(pages.blocks, self._age)
+        if store.ended is not None:
+            store.ended(ok)
+
+    # -- out ----------------------------------------------------------------------
+
+    def hold(self, match: Match) -> None:
+        """Keep what a match found here until it is loaded, or let go."""
+        self._hold(match.host)
+
+    def let_go(self, match: Match) -> None:
+        self._release(match.host)
+
+    def load(self, match: Match, digests: Sequence[bytes], draft: Draft) -> None:
+        """Plan the copies of what a match, which is held, found here; the pool has the room.
+
+        The match gets the device's blocks, held once, and they are cached from now on.
+        """
+        size = self._device.page_tokens
+        moves, pins = [], []
+        some = np.zeros(match.pages, bool)
+        for group, theirs in enumerate(match.host):
+            which = theirs > 0
+            if which.any():
+                blocks = self._pool.take(group, int(np.count_nonzero(which)))
+                match.blocks[group][which] = blocks
+                some |= which.reshape(match.pages, -1).any(axis=1)
+                sources = self.pool.pages(group, theirs[which])
+                moves.append(BlockMoves(group, sources, self._pool.pages(group, blocks)))
+                pins.append(blocks)
+        pages = np.flatnonzero(some)
+        loaded = [digests[page] for page in pages.tolist()]
+        self._device.publish(
+            loaded,
+            ((pages + 1) * size).tolist(),
+            [part.reshape(match.pages, -1)[pages].reshape(-1) for part in match.blocks],
+        )
+        held = np.concatenate(match.host)
+        held = held[held > 0]
+        self._loads.append(held)
+        op_id = self._transfers.begin(
+            lambda ok: self._loaded(held, loaded, ok), np.concatenate(pins)
+        )
+        draft.cache(LoadBack(op_id, tuple(moves)))
+
+    def _loaded(self, held: IndexArray, digests: list[bytes], ok: bool) -> None:
+        self._loads = [one for one in self._loads if one is not held]
+        self._age += 1
+        self.pool.release(held, _MATCHED + self._age)
+        if not ok:
+            self._failed.update(digests)
+
+    def _hold(self, blocks: Sequence[IndexArray]) -> None:
+        for part in blocks:
+            self.pool.hold(part[part > 0])
+
+    def _release(self, blocks: Sequence[IndexArray], age: int = 0) -> None:
+        for part in blocks:
+            held = part[part > 0]
+            if len(held):
+                self.pool.release(held, age)
+
+    def release(self, blocks: Sequence[IndexArray]) -> None:
+        """Let go of pages that `keep` held."""
+        self._release(blocks)
+
+    # -- when something went wrong, and when all is to go --------------------------
+
+    @property
+    def failed(self) -> bool:
+        """Whether pages that a prompt was to read here did not reach the device."""
+        return bool(self._failed)
+
+    def take_failed(self) -> set[bytes]:
+        """Return the digests of such pages, and forget them."""
+        failed, self._failed = self._failed, set()
+        return failed
+
+    def disown(self) -> None:
+        """Forget every page, those on their way as well; what is held stays until let go."""
+        self.pool.disown()
+        for store in self._stores:
+            store.wanted = False
+        self.discard()
+
+    def discard(self) -> None:
+        """Forget what the next `store` would copy."""
+        self._offered.clear()
+        self._given.clear()
+
+    def check(self, images: Sequence[IndexArray]) -> None:
+        """Raise InvariantError unless each block is free, cached, or held by an operation or
+        one of `images`."""
+        self.pool.check()
+        self.index.check(self.pool)
+        held = np.zeros_like(self.pool.refs)
+        for blocks in (*images, *self._loads):
+            np.add.at(held, blocks[blocks > 0], 1)
+        for store in self._stores:
+            for blocks in store.pages.blocks:
+                np.add.at(held, blocks[blocks > 0], 1)
+        if not np.array_equal(held, self.pool.refs):
+            raise InvariantError("a host block's holds are not those of operations and images")
+
+
+def _parts(digests: Sequence[bytes], which: NDArray[np.bool_] | np.bool_) -> list[_Part]:
+    pages, slots = np.nonzero(which)
+    return [(digests[at], part) for at, part in zip(pages.tolist(), slots.tolist(), strict=True)]
