@@ -221,11 +221,14 @@ def test_a_part_of_a_tensor_is_read_as_it_stands_in_the_whole(
         ({"architectures": ["GPT2LMHeadModel"]}, "'GPT2LMHeadModel' is not supported"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
         ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "rope scaling 'yarn'"),
-        ({"rope_parameters": {"rope_type": "linear"}}, "lacks 'factor'"),
+        (
+            {"rope_parameters": {"rope_type": "linear"}},
+            "number factor above 0 and at most 2147483647, lacks it",
+        ),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantization 'gptq'"),
-        ({"num_hidden_layers": None}, "num_hidden_layers, lacks it"),
-        ({"hidden_size": "64"}, "hidden_size, has '64'"),
+        ({"num_hidden_layers": None}, "num_hidden_layers from 1 to 10000, lacks it"),
+        ({"hidden_size": "64"}, "hidden_size from 1 to 2147483647, has '64'"),
         ({"num_key_value_heads": 3}, "4 attention heads cannot share 3 KV heads"),
     ],
 )
