@@ -5,6 +5,7 @@ start-up time is what an operator feels first.
 """
 
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 
@@ -26,6 +27,7 @@ _PLAIN = {
     "env": "print what a bug report needs to know of this machine",
     "version": "print the version",
 }
+_BROKEN_PIPE = 128 + signal.SIGPIPE
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -33,7 +35,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     _open_standard_streams()
     words = list(sys.argv[1:] if argv is None else argv)
     try:
-        return _run(words)
+        status = _run(words)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:
+        # Whoever read us has seen enough. What is still buffered would break at the exit again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _BROKEN_PIPE
     except ConfigError as error:
         print(f"drumline: {error}", file=sys.stderr)
         return EXIT_OPERATOR

@@ -21,6 +21,8 @@ T = TypeVar("T", bound=Struct)
 PREFIX = "DRUMLINE_"
 CONFIG_FLAG = "--config"
 CONFIG_VARIABLE = PREFIX + "CONFIG"
+_NEAR = 0.8
+"""How like a known flag a word must be to be taken for a slip; less would mislead."""
 
 
 def variable_of(setting: Setting) -> str:
@@ -116,7 +118,7 @@ def _value(name: str, words: list[str], at: int) -> str:
 def _unknown(name: str, known: Sequence[str]) -> str:
     if name in EQUIVALENTS:
         return f"unknown flag; {EQUIVALENTS[name]}"
-    near = difflib.get_close_matches(name, known, n=1)
+    near = difflib.get_close_matches(name, known, n=1, cutoff=_NEAR)
     return f"unknown flag; did you mean {near[0]}?" if near else "unknown flag; see --help"
 
 
@@ -164,7 +166,7 @@ def _from_file(flags: Sequence[Setting], path: str) -> dict[Place, Any]:
         raise ConfigError(CONFIG_FLAG, f"cannot read {path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(CONFIG_FLAG, f"{path} is not TOML: {error}") from None
-    spelled = {name[2:]: flag for flag in flags for name in flag.names}
+    spelled = {name.lstrip("-"): flag for flag in flags for name in flag.names}
     sections = {flag.place[-2] for flag in flags if len(flag.place) > 1}
     values: dict[Place, Any] = {}
     for key, entry in tree.items():

@@ -1,42 +1,102 @@
 """Flags of other engines that drumline does not take, and what to say instead.
 
 Spellings that mean the same here are aliases of a field, in `core.config`; this is
-about the rest.
+about the rest. A flag that drumline learns leaves this table.
 """
 
 _NO_STAGES = "there are no pipeline stages and no expert-parallel ranks in this version"
+_ONE_MACHINE = "an engine runs on one machine in this version"
 _CHECKPOINT = "leave it out, the checkpoint says it"
+_TOKENIZER = "the tokenizer is the checkpoint's own"
+_NO_KEYS = "there are no keys in this version: bind to loopback, or put a proxy in front"
+_NO_TOOLS = "tool calls are not parsed in this version; answers come as text"
+_NO_REASONING = "reasoning is not told apart in this version; it stands in the answer's text"
+_NO_ADAPTERS = "adapters are not loaded; merge them into the checkpoint"
+_NO_EMBEDDINGS = "models that only embed are not served"
+_NO_DRAFTS = "there is no speculation in this version"
+_NO_DISAGGREGATION = "an engine prefills and decodes by itself in this version"
+_BY_DEVICE = "leave it out, it follows from the device"
+_KV_DTYPE = "leave it out, keys and values are kept in the type of --dtype"
+_LESS_LOG = "use --log-level warning, which silences the lines of requests and batches"
+_SIZE = "set the pool in tokens with --max-total-tokens"
 
 EQUIVALENTS: dict[str, str] = {
     # vLLM
-    "--num-gpu-blocks-override": "set the pool in tokens with --max-total-tokens",
+    "--num-gpu-blocks-override": _SIZE,
     "--pipeline-parallel-size": _NO_STAGES,
     "-pp": _NO_STAGES,
-    "-tp": "use --tensor-parallel-size",
-    "-dp": "use --data-parallel-size",
     "--enable-expert-parallel": _NO_STAGES,
+    "--expert-parallel-size": _NO_STAGES,
+    "--nnodes": _ONE_MACHINE,
+    "--node-rank": _ONE_MACHINE,
+    "--headless": "the ranks are started together with their server in this version",
+    "--data-parallel-size-local": "leave it out, all ranks run on this machine",
+    "--data-parallel-address": _ONE_MACHINE,
+    "--data-parallel-rpc-port": _ONE_MACHINE,
     "--uvicorn-log-level": "use --log-level",
+    "--disable-log-requests": _LESS_LOG,
+    "--no-enable-log-requests": _LESS_LOG,
+    "--disable-log-stats": _LESS_LOG,
     "--load-format": _CHECKPOINT,
     "--quantization": _CHECKPOINT,
     "-q": _CHECKPOINT,
-    "--tokenizer": "the tokenizer is the checkpoint's own",
-    "--tokenizer-mode": "the tokenizer is the checkpoint's own",
+    "--revision": "fetch that revision with `hf download` and name its directory as --model",
+    "--hf-overrides": "change the checkpoint's config.json",
+    "--download-dir": "set the variable HF_HOME",
+    "--tokenizer": _TOKENIZER,
+    "--tokenizer-mode": _TOKENIZER,
+    "--chat-template": "the checkpoint's own is used; change it in tokenizer_config.json",
     "--swap-space": "use --retraction-snapshot-host-gb",
     "--cpu-offload-gb": "weights stay where they are computed; host memory can hold KV pages, "
     "see --enable-kvstore",
     "--generation-config": _CHECKPOINT,
+    "--kv-cache-dtype": _KV_DTYPE,
+    "--attention-backend": _BY_DEVICE,
+    "--api-key": _NO_KEYS,
+    "--reasoning-parser": _NO_REASONING,
+    "--tool-call-parser": _NO_TOOLS,
+    "--enable-auto-tool-choice": _NO_TOOLS,
+    "--enable-lora": _NO_ADAPTERS,
+    "--lora-modules": _NO_ADAPTERS,
+    "--max-loras": _NO_ADAPTERS,
+    "--root-path": "let the proxy in front strip its prefix",
+    "--ssl-keyfile": "there is no TLS: put a proxy in front",
+    "--ssl-certfile": "there is no TLS: put a proxy in front",
+    "--allowed-origins": "other origins are not answered: put a proxy in front",
+    "--speculative-config": _NO_DRAFTS,
+    "--kv-transfer-config": _NO_DISAGGREGATION,
+    "--structured-outputs-config": "use --grammar-backend",
+    "--max-logprobs": "leave it out, requests may ask for 20",
+    "--max-parallel-loading-workers": "leave it out, every rank loads its own part",
+    "--enable-sleep-mode": "memory is not given back while the server runs",
+    "--stream-interval": "leave it out, every token is sent as it comes",
+    "--runner": _NO_EMBEDDINGS,
+    "--task": _NO_EMBEDDINGS,
     # SGLang
     "--ep-size": _NO_STAGES,
+    "--ep": _NO_STAGES,
     "--pp-size": _NO_STAGES,
-    "--tokenizer-path": "the tokenizer is the checkpoint's own",
+    "--enable-dp-attention": "use --data-parallel-size, which copies the model",
+    "--tokenizer-path": _TOKENIZER,
     "--max-prefill-tokens": "use --chunked-prefill-size",
     "--device": "the device is found by itself",
     "--watchdog-timeout": "use --startup-timeout for the start-up",
+    "--is-embedding": _NO_EMBEDDINGS,
+    "--lora-paths": _NO_ADAPTERS,
+    "--enable-memory-saver": "memory is not given back while the server runs",
+    "--sampling-backend": _BY_DEVICE,
+    "--admin-api-key": _NO_KEYS,
+    "--speculative-algorithm": _NO_DRAFTS,
+    "--disaggregation-mode": _NO_DISAGGREGATION,
+    "--hicache-storage-backend": "there is no network cache in this version",
+    "--schedule-conservativeness": "leave it out, requests that no longer fit are suspended",
     # TokenSpeed
     "--world-size": "leave it out, it is --tensor-parallel-size times --data-parallel-size",
     "--control-port": "leave it out, there is one port: --port",
     "--gateway-startup-timeout": "use --startup-timeout",
     "--ext-yaml": "use --config with a TOML file",
+    "--api-key-file": _NO_KEYS,
+    "--kvstore-storage-backend": "there is no network cache in this version",
     # llama.cpp
     "-m": "use --model",
     "-c": "use --max-model-len",
@@ -56,8 +116,15 @@ EQUIVALENTS: dict[str, str] = {
 }
 
 IGNORED: dict[str, str] = {
+    "--enable-log-requests": "a line without the text is logged per request; see --log-level",
     "--enable-metrics": "metrics are always on, see /metrics",
     "--enforce-eager": "there are no graphs to capture on a CPU",
+    "--disable-cuda-graph": "there are no graphs to capture on a CPU",
     "--enable-chunked-prefill": "prompts are always prefilled in chunks",
+    "--trust-remote-code": "no code of a checkpoint is ever run",
+    "--enable-cache-report": "cached tokens are always in a reply's usage",
+    "--enable-prompt-tokens-details": "cached tokens are always in a reply's usage",
+    "--disable-custom-all-reduce": "there is none",
+    "--skip-server-warmup": "there is no warm-up",
 }
 """Switches that ask for what is so anyway: taken, with a note."""

@@ -32,6 +32,26 @@ def _flags(*names: str) -> dict[str, list[str]]:
     return {"flags": list(names)}
 
 
+_UNITS = {"": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
+
+
+def parse_bytes(setting: str, text: str, unit: str = "") -> int:
+    """Return the bytes that `text` (`2GiB`, `512 MiB`, `1000000`) names.
+
+    A bare number counts `unit`s. Raises ConfigError naming `setting` when it names none.
+    """
+    stripped = text.strip()
+    digits = stripped.rstrip("KMGiBkmgb ")
+    unit = stripped[len(digits) :].strip().lower() or unit
+    try:
+        size = int(float(digits) * _UNITS[unit])
+    except (KeyError, ValueError, OverflowError):
+        raise ConfigError(setting, f"{text!r} is no size; write it as 2GiB or 512MiB") from None
+    if size <= 0:
+        raise ConfigError(setting, f"{text!r} is no size above zero")
+    return size
+
+
 class Dtype(StrEnum):
     """What weights and activations are computed in."""
 
@@ -209,6 +229,18 @@ class CacheConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         ),
     ] = 0
 
+    def __post_init__(self) -> None:
+        parse_bytes("--kv-cache-size", self.kv_cache_size)
+        if self.kvstore_size is not None:
+            parse_bytes("--kvstore-size", self.kvstore_size, "gb")
+            if not self.kvstore:
+                raise ConfigError("--kvstore-size", "has no effect without --enable-kvstore")
+        if self.kvstore and not self.prefix_caching:
+            raise ConfigError(
+                "--enable-kvstore",
+                "keeps the pages of prefixes, which --disable-prefix-caching forbids",
+            )
+
 
 class ScheduleConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a round may hold."""
@@ -307,14 +339,14 @@ class ParallelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         Positive,
         Meta(
             description="ranks that compute one forward together, each with a part of the weights",
-            extra=_flags("--tp", "--tp-size", "--attn-tp-size"),
+            extra=_flags("--tp", "--tp-size", "--attn-tp-size", "-tp"),
         ),
     ] = 1
     data_parallel_size: Annotated[
         Positive,
         Meta(
             description="copies of the model that take requests in turn, in step with each other",
-            extra=_flags("--dp", "--dp-size"),
+            extra=_flags("--dp", "--dp-size", "-dp"),
         ),
     ] = 1
     load_balance_method: Annotated[
@@ -436,23 +468,3 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     grammar: GrammarConfig = GrammarConfig()
     server: ServerConfig = ServerConfig()
     process: ProcessConfig = ProcessConfig()
-
-
-_UNITS = {"": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
-
-
-def parse_bytes(setting: str, text: str, unit: str = "") -> int:
-    """Return the bytes that `text` (`2GiB`, `512 MiB`, `1000000`) names.
-
-    A bare number counts `unit`s. Raises ConfigError naming `setting` when it names none.
-    """
-    stripped = text.strip()
-    digits = stripped.rstrip("KMGiBkmgb ")
-    unit = stripped[len(digits) :].strip().lower() or unit
-    try:
-        size = int(float(digits) * _UNITS[unit])
-    except (KeyError, ValueError, OverflowError):
-        raise ConfigError(setting, f"{text!r} is no size; write it as 2GiB or 512MiB") from None
-    if size <= 0:
-        raise ConfigError(setting, f"{text!r} is no size above zero")
-    return size

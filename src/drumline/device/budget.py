@@ -123,14 +123,7 @@ def host_sizes(config: Config, pages: int, page_bytes: int, left: int) -> HostSi
 
 def _host_pages(cache: CacheConfig, pages: int, page_bytes: int, left: int) -> int:
     if not cache.kvstore:
-        if cache.kvstore_size is not None:
-            raise ConfigError("--kvstore-size", "has no effect without --enable-kvstore")
         return 1
-    if not cache.prefix_caching:
-        raise ConfigError(
-            "--enable-kvstore",
-            "keeps the pages of prefixes, which --disable-prefix-caching forbids",
-        )
     if cache.kvstore_size is None:
         flag, size = "--kvstore-ratio", int((pages - 1) * page_bytes * cache.kvstore_ratio)
     else:

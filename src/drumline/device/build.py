@@ -169,7 +169,8 @@ def _context(config: Config, model: DecoderConfig) -> int:
     asked = config.model.max_model_len
     if asked is not None and asked > model.max_positions:
         raise ConfigError(
-            "--max-model-len", f"{asked} is beyond the model's context of {model.max_positions}"
+            "--max-model-len",
+            f"{asked} is beyond the model's context of {model.max_positions} tokens",
         )
     return asked or model.max_positions
 

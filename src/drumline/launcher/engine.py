@@ -16,6 +16,7 @@ from drumline.core.errors import DrumlineError, PeerError
 from drumline.core.model_files import ModelFiles, find_model
 from drumline.frontend.service import Service
 from drumline.frontend.text.load import load_tokenizer
+from drumline.launcher.checks import check
 from drumline.launcher.ranks import OnStep, Ranks
 from drumline.wire.handshake import Registration
 
@@ -34,9 +35,10 @@ class Engine:
     def __init__(self, config: Config, *, quiet: bool, on_step: OnStep | None = None) -> None:
         """Find the model and settle what the operator left open; start nothing.
 
-        Raises ConfigError when there is no such model.
+        Raises ConfigError when there is no such model, or it cannot be served like this.
         """
         self.files: ModelFiles = find_model(config.model.model)
+        check(config, self.files)
         self.config: Config = _settled(config, self.files, quiet=quiet)
         parallel = self.config.parallel
         self.client = EngineClient(

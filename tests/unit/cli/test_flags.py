@@ -69,6 +69,11 @@ def test_without_words_every_default_is_the_structs_own():
         (["--max-num-seqs", "8"], "schedule.max_num_seqs", 8),
         (["--max-running-requests", "8"], "schedule.max_num_seqs", 8),
         (["--max-num-batched-tokens", "64"], "schedule.chunked_prefill_size", 64),
+        (["--max-model-len", "8", "--context-length", "9"], "model.max_model_len", 9),
+        (["-tp", "2"], "parallel.tensor_parallel_size", 2),
+        (["--tp=2"], "parallel.tensor_parallel_size", 2),
+        (["-dp", "2"], "parallel.data_parallel_size", 2),
+        (["--enable-prefix-caching"], "cache.prefix_caching", True),
         (["--port", "1", "--port", "2"], "server.port", 2),
         (["--shutdown-timeout", "1.5"], "process.drain_timeout", 1.5),
         (["--log_level", "debug"], "process.log_level", "debug"),
@@ -84,6 +89,14 @@ def test_a_flag_sets_its_field(argv, field, value):
     [
         (["--max-model-lne", "1"], "--max-model-lne: unknown flag; did you mean --max-model-len?"),
         (["--zzzz"], "--zzzz: unknown flag; see --help"),
+        (["--disable-cuda"], "--disable-cuda: unknown flag; see --help"),
+        (["--kv-cache-size", "lots"], "--kv-cache-size: 'lots' is no size; write it as 2GiB"),
+        (["--kvstore-size", "4GiB"], "--kvstore-size: has no effect without --enable-kvstore"),
+        (["--enable-kvstore", "--kvstore-size", "big"], "--kvstore-size: 'big' is no size"),
+        (
+            ["--enable-kvstore", "--disable-prefix-caching"],
+            "--enable-kvstore: keeps the pages of prefixes, which --disable-prefix-caching forbids",
+        ),
         (["--port", "99999"], "--port: '99999' will not do: expected `int` <= 65535"),
         (["--port", "http"], "--port: 'http' will not do: expected `int`, got `str`"),
         (["--port"], "--port: it needs a value"),
@@ -112,6 +125,15 @@ def test_a_wrong_flag_is_named_with_what_would_be_right(argv, told):
         ("--max-prefill-tokens", "--chunked-prefill-size"),
         ("--ctx-size", "--max-model-len"),
         ("--uvicorn-log-level", "--log-level"),
+        ("--disable-log-requests", "--log-level warning"),
+        ("--disable-log-stats", "--log-level warning"),
+        ("--enable-lora", "merge them into the checkpoint"),
+        ("--is-embedding", "not served"),
+        ("--root-path", "proxy"),
+        ("--expert-parallel-size", "no expert-parallel ranks"),
+        ("--kv-cache-dtype", "--dtype"),
+        ("--attention-backend", "follows from the device"),
+        ("--revision", "hf download"),
     ],
 )
 def test_a_flag_of_another_engine_names_ours(flag, told):
@@ -123,8 +145,15 @@ def test_what_is_said_of_other_engines_names_real_flags_and_shadows_none():
         n for verb in (Serve, Generate, Chat) for f in settings_of(verb) for n in f.names + f.off
     }
     assert not known & (set(EQUIVALENTS) | set(IGNORED))
-    for text in EQUIVALENTS.values():
+    for text in (*EQUIVALENTS.values(), *IGNORED.values()):
         assert set(re.findall(r"--[a-z-]+", text)) <= known | {"--config"}
+
+
+@pytest.mark.parametrize("flag", IGNORED)
+def test_a_switch_that_asks_for_what_is_so_is_taken_with_its_reason(flag):
+    found = read_arguments(FLAGS, [flag, "model"])
+    assert found.notes == [f"{flag}: {IGNORED[flag]}"]
+    assert found.positionals == ["model"]
 
 
 def test_a_switch_that_changes_nothing_is_taken_with_a_note():

@@ -1,5 +1,7 @@
 """The command's verbs, errors and exit codes, before anything is started."""
 
+import os
+import signal
 import subprocess
 import sys
 
@@ -65,3 +67,23 @@ def test_no_file_takes_the_number_of_a_closed_standard_stream():
         [sys.executable, "-c", program], stderr=subprocess.PIPE, timeout=30, check=True
     )
     assert int(done.stderr) > 2
+
+
+@pytest.mark.parametrize("words", [["serve", "--help"], ["version"], ["--help"]])
+def test_a_reader_that_has_seen_enough_gets_no_traceback(words):
+    # A pipe whose reader is gone before the first byte, as `| head -0` would leave it.
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "drumline", *words],
+            stdout=writing,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=30,
+            check=False,
+        )
+    finally:
+        os.close(writing)
+    assert done.stderr == ""
+    assert done.returncode == 128 + signal.SIGPIPE

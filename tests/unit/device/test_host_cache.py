@@ -335,11 +335,6 @@ def test_flags_size_the_tiers(asked, sizes):
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        ({"kvstore_size": "4GiB"}, "--kvstore-size: has no effect without --enable-kvstore"),
-        (
-            {"kvstore": True, "prefix_caching": False},
-            "--enable-kvstore: .*--disable-prefix-caching forbids",
-        ),
         (
             {"kvstore": True, "kvstore_size": "200MiB"},
             "--kvstore-size: asks for 200 MiB of host memory; .* 100 MiB are left",

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from drumline.client.routing import LeastCache, PrefixAware, RoundRobin, ShortestQueue
-from drumline.core.config import Config, LoadBalance, ModelConfig, ParallelConfig
+from drumline.core.config import Config, LoadBalance, ParallelConfig
 from drumline.launcher.engine import Engine
 
 
@@ -18,12 +18,8 @@ from drumline.launcher.engine import Engine
         (LoadBalance.PREFIX_AWARE, PrefixAware),
     ],
 )
-def test_requests_are_spread_as_the_operator_chose(tmp_path, method, policy):
-    (tmp_path / "config.json").write_text("{}")
-    config = Config(
-        model=ModelConfig(model=str(tmp_path)),
-        parallel=ParallelConfig(data_parallel_size=2, load_balance_method=method),
-    )
+def test_requests_are_spread_as_the_operator_chose(method, policy):
+    config = Config(parallel=ParallelConfig(data_parallel_size=2, load_balance_method=method))
 
     async def chosen():
         engine = Engine(config, quiet=True)

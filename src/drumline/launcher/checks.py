@@ -1,0 +1,66 @@
+"""What the operator asked for that cannot be, found before any process starts.
+
+It reads the head of the checkpoint (config.json, or a GGUF file's metadata) and holds
+it against the configuration. A rank would find the same, but only once it has imported
+what it computes with. Memory is left to the rank: how much there is, it knows best.
+"""
+
+import os
+
+from drumline.core.config import Config, ParallelConfig
+from drumline.core.errors import ConfigError
+from drumline.core.gguf_file import read_gguf
+from drumline.core.model_files import ModelFiles, ModelFormat, read_json
+from drumline.device.models.config import DecoderConfig, from_gguf, from_json
+
+RANKS_A_CORE = 8
+"""More ranks than that on one processor core would only wait for each other."""
+
+
+def check(config: Config, files: ModelFiles) -> None:
+    """Raise ConfigError naming the flag, or the file, for which there is no engine."""
+    check_ranks(config.parallel, os.cpu_count() or 1)
+    check_model(config, decoder_of(files))
+
+
+def check_ranks(parallel: ParallelConfig, cores: int) -> None:
+    """Raise ConfigError for more ranks than this machine can run in step."""
+    ranks, most = parallel.local_ranks, RANKS_A_CORE * cores
+    if ranks <= most:
+        return
+    sizes = {
+        "--tensor-parallel-size": parallel.tensor_parallel_size,
+        "--data-parallel-size": parallel.data_parallel_size,
+    }
+    larger, other = sorted(sizes, key=sizes.__getitem__, reverse=True)
+    raise ConfigError(
+        larger,
+        f"{sizes[larger]} times {other} {sizes[other]} are {ranks} ranks; this machine has "
+        f"{cores} processor cores, which run at most {most}",
+    )
+
+
+def check_model(config: Config, model: DecoderConfig) -> None:
+    """Raise ConfigError for what this model cannot do."""
+    asked = config.model.max_model_len
+    if asked is not None and asked > model.max_positions:
+        raise ConfigError(
+            "--max-model-len",
+            f"{asked} is beyond the model's context of {model.max_positions} tokens",
+        )
+    size = config.parallel.tensor_parallel_size
+    if size > model.heads:
+        raise ConfigError(
+            "--tensor-parallel-size",
+            f"{size} ranks cannot share the model's {model.heads} attention heads; "
+            "at most one a head",
+        )
+
+
+def decoder_of(files: ModelFiles) -> DecoderConfig:
+    """Return what a checkpoint says of its model. Raises ConfigError naming the file."""
+    if files.format is ModelFormat.GGUF:
+        return from_gguf(read_gguf(files.path))
+    path = files.path / "config.json"
+    generation = files.path / "generation_config.json"
+    return from_json(path, read_json(path), read_json(generation) if generation.is_file() else {})
