@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 import httpx
 import psutil
+import pytest
 from tests.e2e.processes import Server, eventually, gone_within, run
 from tokenizers import Tokenizer
 from tokenizers.decoders import ByteLevel
@@ -95,15 +96,19 @@ def test_a_second_signal_stops_at_once_with_its_number():
         assert gone_within(ranks, 2)
 
 
-def test_a_signal_during_the_start_ends_it_with_0():
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_during_the_start_ends_all_of_it_at_once_with_its_number(number):
     server = Server()
     try:
         eventually(lambda: any("rank 0" in line for line in server.lines), 30)
         ranks = server.ranks()
-        server.signal(signal.SIGTERM)
-        assert server.wait(15) == 0
+        began = time.perf_counter()
+        server.signal(number)
+        assert server.wait(15) == 128 + number
+        assert time.perf_counter() - began < 4
         assert gone_within(ranks, 2)
         assert "Traceback" not in server.said
+        assert "killing" not in server.said
     finally:
         server.close()
 

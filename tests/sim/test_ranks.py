@@ -103,7 +103,7 @@ def test_a_flipped_row_is_reported_at_the_next_head_with_round_rank_and_field(la
     first = layout.replica(astray)[0]
     assert told.groups() == ("7", str(astray), "rows", str(first))
     for rank in layout.replica(astray):
-        assert loops[rank]._records[-1].digest.round == 7, "no further plan was made"
+        assert loops[rank].records.kept[-1].digest.round == 7, "no further plan was made"
 
 
 def test_a_replica_with_something_to_do_is_not_kept_waiting_by_an_idle_one():
@@ -118,7 +118,9 @@ def test_a_replica_with_something_to_do_is_not_kept_waiting_by_an_idle_one():
     assert busy_rounds == [(3, 0)] + [(1, 0)] * 11
     waits = [
         later.now_us - earlier.now_us > 5_000
-        for earlier, later in zip(idle.loop._records, list(idle.loop._records)[1:], strict=False)
+        for earlier, later in zip(
+            idle.loop.records.kept, list(idle.loop.records.kept)[1:], strict=False
+        )
     ]
     # It waits before the first forward and after the last, and in no round between.
     assert waits[1:12] == [False] * 11

@@ -26,7 +26,7 @@ class Replica:
 
 
 def plans(sim):
-    return [record.digest for record in sim.loop._records]
+    return [record.digest for record in sim.loop.records.kept]
 
 
 @given(seed=st.integers(0, 1 << 32), size=st.sampled_from((2, 3)), depth=st.sampled_from((0, 1)))

@@ -6,24 +6,13 @@ shown only counts.
 
 import logging
 
-from msgspec import Struct
-
+from drumline.contract.outputs import Load
 from drumline.contract.plan import Batch
 
 DECODE_INTERVAL = 40
 """Decode batches a line."""
 
 _log = logging.getLogger("drumline.batch")
-
-
-class Census(Struct, frozen=True):
-    """What the engine holds when a batch is dispatched."""
-
-    running: int
-    waiting: int
-    active_pages: int
-    cached_pages: int
-    total_pages: int
 
 
 class BatchLog:
@@ -47,8 +36,14 @@ class BatchLog:
         """Count tokens that a forward produced."""
         self._tokens += tokens
 
-    def write(self, batch: Batch, cached_tokens: int, census: Census, now_us: int) -> None:
-        """Write the line of a batch; `cached_tokens` are what its new requests found cached."""
+    def write(
+        self, batch: Batch, cached_tokens: int, load: Load, cached_pages: int, now_us: int
+    ) -> None:
+        """Write the line of a batch; `cached_tokens` are what its new requests found cached.
+
+        `load` is what the engine holds as the batch is dispatched, beside `cached_pages`
+        that are held by nobody.
+        """
         if batch.extends:
             kind = "Prefill" if batch.extends == batch.size else "Mix"
             _log.info(
@@ -59,8 +54,8 @@ class BatchLog:
                 batch.extends,
                 len(batch.extend_ids),
                 cached_tokens,
-                census.running,
-                census.waiting,
+                load.num_running,
+                load.num_waiting,
             )
             return
         seconds = (now_us - self._since_us) / 1e6 if self._since_us >= 0 else 0.0
@@ -71,14 +66,14 @@ class BatchLog:
             "#pages(active/cached/total): %d/%d/%d, page ratio: %.2f, "
             "gen throughput (token/s): %.2f, #queue-req: %d",
             self._dp_rank,
-            census.running,
+            load.num_running,
             lengths / batch.size,
-            census.active_pages,
-            census.cached_pages,
-            census.total_pages,
-            census.active_pages / max(census.total_pages, 1),
+            load.kv_active_pages,
+            cached_pages,
+            load.kv_total_pages,
+            load.kv_active_pages / max(load.kv_total_pages, 1),
             rate,
-            census.waiting,
+            load.num_waiting,
         )
         self._tokens = 0
         self._since_us = now_us

@@ -24,6 +24,7 @@ from drumline.contract.cache import (
 from drumline.contract.ports import Group, Reduce
 from drumline.contract.specs import DeviceSpecs
 from drumline.core.errors import InvariantError
+from drumline.scheduler.scheduler import Scheduler
 
 
 class _View(Struct, frozen=True):
@@ -79,13 +80,24 @@ class CacheState(Struct, frozen=True):
 class CacheOps:
     """Operations that a plan named and that are not done everywhere."""
 
-    __slots__ = ("_block_bytes", "_block_tokens", "_early", "_open", "_replica", "counters")
+    __slots__ = (
+        "_block_bytes",
+        "_block_tokens",
+        "_early",
+        "_open",
+        "_pages",
+        "_replica",
+        "_snapshot_pages",
+        "counters",
+    )
 
     def __init__(self, replica: Group, specs: DeviceSpecs) -> None:
         self._replica = replica
         self._block_bytes = [
             specs.bytes_per_page // group.blocks_per_parent for group in specs.groups
         ]
+        self._pages = specs.num_pages - 1
+        self._snapshot_pages = specs.num_snapshot_pages - 1
         self._block_tokens = [group.block_tokens for group in specs.groups]
         self._open: dict[int, CacheOp] = {}
         self._early: dict[int, CacheAck] = {}
@@ -96,6 +108,20 @@ class CacheOps:
     def open(self) -> int:
         """Operations dispatched and not done; the same on every member."""
         return len(self._open)
+
+    def state(self, scheduler: Scheduler) -> CacheState:
+        """Return where all pages are now."""
+        return CacheState(
+            device_pages=self._pages,
+            device_active=scheduler.active_pages(),
+            device_cached=scheduler.free_pages() - scheduler.empty_pages,
+            device_empty=scheduler.empty_pages,
+            snapshot_pages=self._snapshot_pages,
+            snapshot_active=scheduler.snapshot_pages(),
+            suspended_requests=scheduler.sizes().retracted,
+            open_operations=self.open,
+            counters=self.counters,
+        )
 
     def dispatched(self, ops: Sequence[CacheOp]) -> None:
         """Note the operations of the plan that the data plane is handed in this round."""

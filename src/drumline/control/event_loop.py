@@ -36,15 +36,16 @@ from drumline.contract.ports import (
 )
 from drumline.contract.request import GenerateRequest
 from drumline.contract.specs import DeviceSpecs
-from drumline.control.batch_log import BatchLog, Census
-from drumline.control.cache_ops import CacheOps, CacheState
+from drumline.control.batch_log import BatchLog
+from drumline.control.cache_ops import CacheOps
 from drumline.control.controls import Controls
 from drumline.control.gate import Held, Passed, passed
 from drumline.control.grammars import Grammars
 from drumline.control.ingress import Ingress, Limits
 from drumline.control.load_report import LoadReport
 from drumline.control.output import Outputs
-from drumline.control.relay import Digest, Relay
+from drumline.control.records import Records, RoundRecord
+from drumline.control.relay import Relay
 from drumline.control.request_stats import log_ended
 from drumline.control.requests import (
     CLIENT_ERROR,
@@ -61,8 +62,6 @@ from drumline.scheduler.scheduler import Scheduler
 
 IDLE_WAIT_S = 0.01
 """How long an idle round waits for a message before it looks at its stop request again."""
-
-RECORDED_ROUNDS = 64
 
 _PAUSED = Ending(Reason.ABORT, "the engine was paused, which ended what ran", NO_CAPACITY)
 
@@ -87,18 +86,6 @@ class Ranks(Struct, frozen=True):
     """The replica's ranks, as an operator knows them."""
     rank: int = 0
     """This one."""
-
-
-class RoundRecord(Struct, frozen=True):
-    """What a round did, for the report of a broken invariant."""
-
-    digest: Digest
-    now_us: int
-    messages: int
-    rows: int
-    tokens: int
-    in_flight: int
-    running: int
 
 
 class _Forward(NamedTuple):
@@ -135,7 +122,6 @@ class EventLoop:
         self._world = ranks.world
         self._replica = ranks.replica
         self._total_pages = specs.num_pages - 1
-        self._snapshot_pages = specs.num_snapshot_pages - 1
         self._depth = in_flight_depth
         self._relay = Relay(ranks.replica, ranks.members)
         self._ingress = Ingress(limits)
@@ -146,7 +132,7 @@ class EventLoop:
         self._load_report = LoadReport()
         self._batch_log = BatchLog(ranks.world.index)
         self._in_flight: deque[_Forward] = deque()
-        self._records: deque[RoundRecord] = deque(maxlen=RECORDED_ROUNDS)
+        self.records = Records()
         self._withheld: list[Admitted] = []
         self._forwards_allowed = True
         self._world_idle = True
@@ -228,7 +214,7 @@ class EventLoop:
 
     def story(self) -> str:
         """Return the last rounds' record, a line each, oldest first."""
-        return "the last rounds:\n" + "\n".join(f"  {record!r}" for record in self._records)
+        return self.records.story()
 
     def check(self) -> None:
         """Raise InvariantError unless the control plane's and the scheduler's state hold."""
@@ -400,7 +386,8 @@ class EventLoop:
                 cached += tokens
         # One member speaks for the replica: the others would say the same.
         if plan.batch is not None and self._relay.owner and self._batch_log.due(plan.batch):
-            self._batch_log.write(plan.batch, cached, self._census(), self._now_us)
+            kept = self._scheduler.free_pages() - self._scheduler.empty_pages
+            self._batch_log.write(plan.batch, cached, self._load(), kept, self._now_us)
 
     def _agree_batches(self, batch: Batch | None, stop: bool) -> tuple[DpRound | None, bool]:
         """Tell the world's ranks this one's batch; returns theirs, and whether any rank stops.
@@ -471,14 +458,10 @@ class EventLoop:
 
     def _send(self, columns: OutputColumns) -> None:
         """Send the round's outputs with the load, and the answers that are due."""
-        load = Load(
-            num_running=self._outputs.running,
-            num_waiting=self._scheduler.sizes().waiting,
-            kv_active_pages=self._scheduler.active_pages(),
-            kv_total_pages=self._total_pages,
-        )
+        load = self._load()
         if self._controls.cache_state_wanted:
-            self._controls.cache_state(msgspec.json.encode(self._cache_state()).decode())
+            state = self._cache_ops.state(self._scheduler)
+            self._controls.cache_state(msgspec.json.encode(state).decode())
         replies = self._controls.take_replies()
         if self._frontend is None:
             return
@@ -487,34 +470,18 @@ class EventLoop:
         for reply in replies:
             self._frontend.reply(reply)
 
-    def _cache_state(self) -> CacheState:
-        scheduler = self._scheduler
-        active, empty = scheduler.active_pages(), scheduler.empty_pages
-        return CacheState(
-            device_pages=self._total_pages,
-            device_active=active,
-            device_cached=self._total_pages - active - empty,
-            device_empty=empty,
-            snapshot_pages=self._snapshot_pages,
-            snapshot_active=scheduler.snapshot_pages(),
-            suspended_requests=scheduler.sizes().retracted,
-            open_operations=self._cache_ops.open,
-            counters=self._cache_ops.counters,
-        )
-
-    def _census(self) -> Census:
-        active = self._scheduler.active_pages()
-        return Census(
-            running=self._outputs.running,
-            waiting=self._scheduler.sizes().waiting,
-            active_pages=active,
-            cached_pages=self._total_pages - self._scheduler.empty_pages - active,
-            total_pages=self._total_pages,
+    def _load(self) -> Load:
+        """Return what the engine holds now."""
+        return Load(
+            num_running=self._outputs.running,
+            num_waiting=self._scheduler.sizes().waiting,
+            kv_active_pages=self._scheduler.active_pages(),
+            kv_total_pages=self._total_pages,
         )
 
     def _record(self, messages: int, plan: Plan) -> None:
         batch = plan.batch
-        self._records.append(
+        self.records.add(
             RoundRecord(
                 digest=self._relay.close(),
                 now_us=self._now_us,

@@ -21,6 +21,7 @@ from drumline.contract.messages import Message, decode_messages, encode_messages
 from drumline.contract.plan import Plan
 from drumline.contract.ports import Group
 from drumline.contract.result import ForwardResult
+from drumline.control.records import Digest
 from drumline.core.errors import InvariantError
 
 # Arrays are read in place; the types of Python 3.11 do not know that they are buffers.
@@ -33,24 +34,6 @@ _CLOCK = struct.Struct("<Q?")
 """Clock in µs, stop request; stands behind the digest, and messages follow."""
 _BODY_AT = _DIGEST.size + _CLOCK.size
 _NO_MESSAGES = encode_messages(())
-
-
-class Digest(Struct, frozen=True):
-    """A round in a few numbers, the same on every member of a replica."""
-
-    round: int = 0
-    inputs: int = 0
-    """What was relayed: messages and clock."""
-    rows: int = 0
-    """Which rows the batch has, and whose they are."""
-    lengths: int = 0
-    """How far each row is, and the prompt tokens it feeds."""
-    blocks: int = 0
-    """Table patches, zeroes, copies and cache operations."""
-    requests: int = 0
-    """Rows given to requests, and requests that the plan ended."""
-    results: int = 0
-    """The tokens that were committed."""
 
 
 class Relayed(Struct, frozen=True):

@@ -21,7 +21,12 @@ from drumline.frontend.health import health_of
 from drumline.frontend.openai.chat import ChatCall
 from drumline.frontend.openai.completions import CompletionCall
 from drumline.frontend.openai.endpoint import GeneratingEndpoint
-from drumline.frontend.openai.schema import ModelBody, ModelList
+from drumline.frontend.openai.schema import (
+    ChatRequest,
+    CompletionRequest,
+    ModelBody,
+    ModelList,
+)
 from drumline.frontend.service import Service
 from drumline.frontend.web.errors import internal_error
 from drumline.frontend.web.incoming import given_request_id
@@ -37,8 +42,8 @@ _encode = msgspec.json.Encoder().encode
 def create_app(service: Service) -> ASGIApp:
     """Return the ASGI application that serves `service`."""
     show = _Showing(service)
-    chat = GeneratingEndpoint(service, ChatCall, "chatcmpl")
-    completions = GeneratingEndpoint(service, CompletionCall, "cmpl")
+    chat = GeneratingEndpoint(service, ChatCall, ChatRequest, "chatcmpl")
+    completions = GeneratingEndpoint(service, CompletionCall, CompletionRequest, "cmpl")
     return Router(
         routes=[
             Route("/v1/chat/completions", _Only("POST", chat)),

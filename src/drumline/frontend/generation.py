@@ -31,8 +31,8 @@ class Asked(Struct, frozen=True, kw_only=True):
     """What a request asks for, checked: every prompt is answered `choices` times."""
 
     prompts: tuple[list[int], ...]
-    answer_tokens: tuple[int, ...]
-    """How long the answers of each prompt may be."""
+    answer_tokens: int | None
+    """How long an answer may be; None for as long as fits, for which nothing is set aside."""
     choices: int
     sampling: SamplingParams
     seed: int | None = None
@@ -138,7 +138,7 @@ class Generation:
         sampling = normalized(
             replace(
                 asked.sampling,
-                max_new_tokens=asked.answer_tokens[prompt],
+                max_new_tokens=asked.answer_tokens,
                 seed=None if asked.seed is None else asked.seed + choice,
             )
         )

@@ -6,6 +6,7 @@ frontend `Service`, and stops it. It knows no HTTP.
 
 import asyncio
 import logging
+from collections import Counter
 
 from msgspec.structs import replace
 
@@ -24,6 +25,7 @@ _log = logging.getLogger(__name__)
 
 _REGISTRATION_S = 10.0
 _EPITAPH_S = 2.0
+_LEAST_GRACE_S = 5.0
 
 
 class Engine:
@@ -69,8 +71,9 @@ class Engine:
         )
 
     async def _registered(self) -> Registration:
-        for ready in await self.ranks.ready(self.config.process.startup_timeout):
-            _log.info("%s", ready.summary)
+        ready = await self.ranks.ready(self.config.process.startup_timeout)
+        for summary, ranks in Counter(one.summary for one in ready).items():
+            _log.info("%s%s", f"{ranks} ranks of " if ranks > 1 else "", summary)
         return await self.client.ready(_REGISTRATION_S)
 
     async def lost(self) -> DrumlineError:
@@ -86,8 +89,14 @@ class Engine:
             gone.cancel()
             closed.cancel()
 
-    async def stop(self, grace_s: float = 5.0) -> None:
-        """Stop the ranks, killing them after `grace_s`, and close the link."""
+    async def stop(self, grace_s: float | None = None) -> None:
+        """Stop the ranks and close the link.
+
+        Ranks that come no further for `grace_s` are killed: what a drain may take by
+        default, as a rank first finishes the forward that it is at.
+        """
+        if grace_s is None:
+            grace_s = max(self.config.process.drain_timeout, _LEAST_GRACE_S)
         await self.ranks.stop(grace_s)
         await self.client.close()
 

@@ -59,6 +59,7 @@ class _Rank:
         "closed",
         "failed",
         "index",
+        "killed",
         "process",
         "ready",
         "report_fd",
@@ -73,7 +74,8 @@ class _Rank:
         self.report_fd = report_fd
         self.step = "launch"
         self.steps = 0
-        """How many parts of its start-up it has begun."""
+        """How many parts of its start-up, and of its end, it has begun."""
+        self.killed = False
         self.ready: Ready | None = None
         self.failed: Failed | None = None
         self.unread = b""
@@ -113,6 +115,11 @@ class Ranks:
     @property
     def pids(self) -> list[int]:
         return [rank.process.pid for rank in self._ranks]
+
+    @property
+    def _steps(self) -> int:
+        """How far all ranks came, together."""
+        return sum(rank.steps for rank in self._ranks)
 
     def start(self, config: Config, handshake: str) -> None:
         """Start all ranks, without waiting for any; each replica's first dials `handshake`.
@@ -195,7 +202,7 @@ class Ranks:
             case Step():
                 rank.step = report.name
                 rank.steps += 1
-                if self._on_step is not None:
+                if self._on_step is not None and rank.ready is None:
                     self._on_step(rank.index, report.name)
             case Ready():
                 rank.ready = report
@@ -253,7 +260,11 @@ class Ranks:
         return min(over, key=_distance).epitaph()
 
     async def stop(self, grace_s: float = 5.0) -> None:
-        """Stop every rank: ask, wait `grace_s`, kill. Further calls await the first one's end."""
+        """Stop every rank: ask, wait, kill. Further calls await the first one's end.
+
+        The wait ends when no rank came any further for `grace_s`: a forward that runs cannot
+        be broken off, and ranks say when they are past it.
+        """
         if self._stopping is None:
             self._stopping = asyncio.create_task(self._stop(grace_s))
         await asyncio.shield(self._stopping)
@@ -262,7 +273,11 @@ class Ranks:
         for rank in self._ranks:
             if rank.process.poll() is None:
                 rank.process.terminate()
-        await _exited(self._ranks, grace_s)
+        further = True
+        while further:
+            before = self._steps
+            await _exited(self._ranks, grace_s)
+            further = self._steps > before
         self.kill()
         await _exited(self._ranks, _REAP_S)
         loop = asyncio.get_running_loop()
@@ -277,7 +292,8 @@ class Ranks:
     def kill(self) -> None:
         """Kill what is left of every rank and of what it started, at once."""
         for rank in self._ranks:
-            if rank.process.poll() is None:
+            if rank.process.poll() is None and not rank.killed:
+                rank.killed = True
                 log.warning("killing rank %d (pid %d)", rank.index, rank.process.pid)
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(rank.process.pid, signal.SIGKILL)

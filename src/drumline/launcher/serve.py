@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 
 import setproctitle
@@ -18,13 +18,18 @@ from drumline.core.config import Config
 from drumline.core.errors import PeerError
 from drumline.core.log import configure
 from drumline.frontend import serve as http
+from drumline.frontend.service import Service
 from drumline.launcher.engine import Engine
+from drumline.launcher.ranks import OnStep
 from drumline.launcher.signals import Signals
 
 _log = logging.getLogger(__name__)
 
 _SIGNALLED = 128
-_STOP_S = 5.0
+_AT_ONCE_S = 0.5
+"""What ranks get to end by themselves when their start is broken off."""
+_FAILED_S = 5.0
+"""What they get when the engine failed, to say what each of them saw."""
 
 Say = Callable[[str], None]
 
@@ -43,42 +48,67 @@ def serve(config: Config, say: Say) -> int:
 async def _serve(config: Config, say: Say) -> int:
     signals = Signals(asyncio.get_running_loop())
     with contextlib.closing(http.listen(config.server)) as listener:
-        engine = Engine(config, quiet=False, on_step=lambda rank, step: say(f"rank {rank}: {step}"))
+        engine = Engine(config, quiet=False, on_step=_steps(say, config.parallel.local_ranks))
         configure("serve", engine.config.process.log_level or "info")
         if engine.files.embedded:
             say(f"no model was named: serving the embedded {engine.files.name}")
-        async with _stopped_once(engine, signals):
-            await _until_signalled(engine, listener, signals, say)
+        served = False
+        try:
+            service = await _started(engine, signals)
+            if service is not None:
+                served = True
+                await _until_signalled(engine, service, listener, signals, say)
+        finally:
+            await _stopped(engine, signals, served=served)
     if signals.second.done():
         return _SIGNALLED + signals.second.result()
-    return 0
+    # Whoever broke the start off must not take it for a server that ran and ended well.
+    return 0 if served else _SIGNALLED + signals.first.result()
 
 
-@contextlib.asynccontextmanager
-async def _stopped_once(engine: Engine, signals: Signals) -> AsyncIterator[None]:
-    """On leaving, stop the engine, at once where a second signal came."""
-    try:
-        yield
-    finally:
-        grace_s = 0.0 if signals.second.done() else _STOP_S
-        stopping = asyncio.create_task(engine.stop(grace_s))
-        await _first_of(stopping, signals.second)
-        if not stopping.done():
-            engine.ranks.kill()
-        await stopping
+def _steps(say: Say, ranks: int) -> OnStep:
+    """Return what says each step of the start-up once, whichever rank is the first at it."""
+    said = set()
+    who = "rank 0" if ranks == 1 else f"{ranks} ranks"
+
+    def at(_: int, step: str) -> None:
+        if step not in said:
+            said.add(step)
+            say(f"{who}: {step}")
+
+    return at
+
+
+async def _started(engine: Engine, signals: Signals) -> Service | None:
+    """Bring the engine up; None when a signal came first. Raises when the engine fails."""
+    starting = asyncio.create_task(engine.service())
+    await _first_of(starting, signals.first)
+    if starting.done():
+        return starting.result()
+    starting.cancel()
+    await asyncio.wait((starting,))
+    return None
+
+
+async def _stopped(engine: Engine, signals: Signals, *, served: bool) -> None:
+    """Stop the engine, at once where a second signal came or a first broke the start off."""
+    if signals.second.done():
+        grace_s: float | None = 0.0
+    elif signals.first.done():
+        grace_s = None if served else _AT_ONCE_S
+    else:
+        grace_s = _FAILED_S
+    stopping = asyncio.create_task(engine.stop(grace_s))
+    await _first_of(stopping, signals.second)
+    if not stopping.done():
+        engine.ranks.kill()
+    await stopping
 
 
 async def _until_signalled(
-    engine: Engine, listener: socket.socket, signals: Signals, say: Say
+    engine: Engine, service: Service, listener: socket.socket, signals: Signals, say: Say
 ) -> None:
-    """Bring the engine up and answer requests until a signal; raise when the engine fails."""
-    starting = asyncio.create_task(engine.service())
-    await _first_of(starting, signals.first)
-    if not starting.done():
-        starting.cancel()
-        await asyncio.wait((starting,))
-        return
-    service = starting.result()
+    """Answer requests until a signal; raise when the engine fails."""
     stop = asyncio.Event()
     serving = asyncio.create_task(
         http.serve(

@@ -34,6 +34,8 @@ def main() -> int:
     stop = threading.Event()
     watch_launcher(stop.set)
     level = settings.config.process.log_level or LogLevel.INFO
+    if level is LogLevel.INFO and layout.tensor_index(settings.rank):
+        level = LogLevel.WARNING  # its replica's first member says the same
     configure(f"rank{settings.rank}", level)
     reports = Reports(settings.report_fd)
     try:

@@ -6,16 +6,17 @@ It decides nothing: policy is in the configuration, geometry in the device's spe
 import logging
 import signal
 import threading
+from typing import Protocol
 
 from drumline.contract.ports import Group
 from drumline.contract.specs import DeviceSpecs
 from drumline.contract.startup import RankSettings
 from drumline.control.event_loop import EventLoop, Ranks
 from drumline.control.ingress import Limits
-from drumline.control.transport import Transport
+from drumline.control.transport import CONNECT_TIMEOUT_S, INIT_TIMEOUT_S, Transport
 from drumline.core.clock import SystemClock
 from drumline.core.config import Config, GrammarBackend
-from drumline.core.errors import DrumlineError
+from drumline.core.errors import DrumlineError, PeerError
 from drumline.core.model_files import find_model
 from drumline.device.build import build
 from drumline.device.data_plane import QueuedDataPlane
@@ -77,6 +78,7 @@ def _serve(
     try:
         if transport is not None:
             transport.start()
+            await_frontend(transport)
         loop = EventLoop(
             scheduler=scheduler,
             data_plane=data_plane,
@@ -100,8 +102,9 @@ def _serve(
         # Until here a signal ends the process: there was nothing to finish.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: stop.set())
-        reports.ready(_summary(specs, company))
+        reports.ready(_summary(specs))
         loop.run(stop)
+        reports.begin("finishing the last forwards")
     except DrumlineError:
         # The forward thread may never answer again; nothing waits for it.
         if transport is not None:
@@ -115,6 +118,34 @@ def _serve(
     data_plane.shutdown()
     # What one rank still computes may need the others.
     company.meet()
+    if transport is not None:
+        check_ended(transport)
+
+
+class Link(Protocol):
+    """The frontend's link, as a rank's start and end see it."""
+
+    @property
+    def failure(self) -> str | None:
+        """Why the link ended by itself."""
+
+    def ready(self, timeout_s: float) -> bool:
+        """Wait and return whether the frontend took the registration; PeerError if it failed."""
+
+
+def await_frontend(link: Link, timeout_s: float = INIT_TIMEOUT_S + CONNECT_TIMEOUT_S) -> None:
+    """Wait until the wire is connected: a rank that nobody can reach is not ready.
+
+    Raises PeerError saying why it is not.
+    """
+    if not link.ready(timeout_s):
+        raise PeerError(f"the frontend did not take the registration within {timeout_s:g} s")
+
+
+def check_ended(link: Link) -> None:
+    """Raise PeerError where the link's end, and no word of anybody's, ended the rounds."""
+    if link.failure is not None:
+        raise PeerError(f"the link to the frontend ended: {link.failure}")
 
 
 def _tensor_group(
@@ -146,10 +177,9 @@ def _grammars(config: Config, specs: DeviceSpecs) -> GrammarCache | None:
     return GrammarCache(config.grammar, vocabulary, SystemClock())
 
 
-def _summary(specs: DeviceSpecs, company: Company) -> str:
-    where = f"{company.layout.name(company.rank)}: " if company.layout.size > 1 else ""
+def _summary(specs: DeviceSpecs) -> str:
     return (
-        f"{where}{specs.model.name}: {specs.model.architecture} in {specs.model.dtype} on "
+        f"{specs.model.name}: {specs.model.architecture} in {specs.model.dtype} on "
         f"{specs.backend}, context {specs.model.max_model_len}, KV pool {specs.kv_tokens} tokens, "
         f"{specs.max_rows} requests at a time"
     )

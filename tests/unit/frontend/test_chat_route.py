@@ -233,15 +233,28 @@ async def test_numbers_that_no_wire_holds_are_brought_into_its_range(embedded):
 
 
 @run
-async def test_an_answer_without_a_length_may_fill_the_context_and_the_pool(embedded):
+async def test_an_answer_without_a_length_declares_none_so_that_no_room_is_set_aside(embedded):
     async with served(embedded) as it:
         await it.chat(temperature=0)
         sent = it.fake.requests[0].sampling_params
-        assert sent.max_new_tokens == 2048 - 31
+        assert sent.max_new_tokens is None
         assert (sent.temperature, sent.top_k) == (1.0, 1)
-    async with served(embedded, registers={"kv_cache_size_tokens": 256}) as it:
-        await it.chat()
-        assert it.fake.requests[0].sampling_params.max_new_tokens == 256 - 31
+        await it.complete(prompt="a")
+        assert it.fake.requests[1].sampling_params.max_new_tokens == 16, "OpenAI's default there"
+
+
+@run
+async def test_grammars_of_other_engines_fields_reach_the_engine(embedded):
+    async with served(embedded) as it:
+        await it.chat(regex="a+")
+        await it.chat(ebnf='root ::= "a"')
+        await it.complete(prompt="a", json_schema={"type": "object"})
+        sent = [request.sampling_params for request in it.fake.requests]
+    assert [(each.regex, each.ebnf, each.json_schema) for each in sent] == [
+        ("a+", None, None),
+        (None, 'root ::= "a"', None),
+        (None, None, '{"type":"object"}'),
+    ]
 
 
 @pytest.mark.parametrize("stream", [False, True])

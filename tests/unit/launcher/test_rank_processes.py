@@ -1,6 +1,7 @@
 """The launcher's view of its ranks, with scripted processes in their place."""
 
 import asyncio
+import logging
 import os
 import signal
 import socket
@@ -180,6 +181,31 @@ def test_a_rank_that_does_not_stop_is_killed():
         assert not any(map(alive, ranks.pids))
 
     asyncio.run(run())
+
+
+def test_a_rank_that_comes_further_while_it_stops_is_waited_for():
+    async def run(*steps):
+        ranks = scripted("deaf", "ready", *steps)
+        await started(ranks)
+        await ranks.stop(0.8)
+        return ranks._ranks[0].process.returncode
+
+    past_its_forward = ("sleep:0.5", "step:finishing", "sleep:0.7", "exit:0")
+    assert asyncio.run(run(*past_its_forward)) == 0
+    assert asyncio.run(run("sleep:1.5", "exit:0")) == -signal.SIGKILL
+
+
+def test_a_rank_is_killed_once(caplog):
+    async def run():
+        ranks = scripted("deaf", "ready", "sleep:30")
+        await started(ranks)
+        ranks.kill()
+        ranks.kill()
+        await ranks.stop(0)
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(run())
+    assert [line.message.split(" (")[0] for line in caplog.records] == ["killing rank 0"]
 
 
 PARENT = """

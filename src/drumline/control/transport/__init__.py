@@ -5,6 +5,6 @@ control plane's, `outgoing` turns outputs into batches of the wire. The loop see
 `contract.ports.Frontend` only.
 """
 
-from drumline.control.transport.link import Transport
+from drumline.control.transport.link import CONNECT_TIMEOUT_S, INIT_TIMEOUT_S, Transport
 
-__all__ = ["Transport"]
+__all__ = ["CONNECT_TIMEOUT_S", "INIT_TIMEOUT_S", "Transport"]

@@ -173,9 +173,9 @@ class Transport:
                 self._serve(context, sockets, addresses)
         except (PeerError, zmq.ZMQError) as error:
             self._fail(str(error))
-        except Exception:
+        except Exception as error:
             log.exception("the frontend link broke")
-            self._fail("the frontend link broke, see the log")
+            self._fail(f"it broke: {type(error).__name__}: {error}")
         finally:
             # Nobody waits for what was never heard, or by whom is gone.
             heard = self._registered.is_set() and self._failure is None

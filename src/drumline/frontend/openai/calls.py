@@ -128,7 +128,7 @@ def asked_of(
         )
     return Asked(
         prompts=tuple(prompts),
-        answer_tokens=tuple(lengths),
+        answer_tokens=max_tokens,
         choices=choices,
         sampling=sampling,
         seed=seed_of(fields, service.seed),

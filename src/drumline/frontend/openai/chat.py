@@ -15,7 +15,7 @@ from drumline.frontend.openai.calls import (
     usage_body,
     usage_field,
 )
-from drumline.frontend.openai.sampling import answer_length, logprob_count, unsupported
+from drumline.frontend.openai.sampling import answer_length, logprob_count
 from drumline.frontend.openai.schema import (
     AssistantMessage,
     ChatBody,
@@ -60,8 +60,6 @@ class ChatCall:
 
     async def asked(self, service: Service) -> Asked:
         request = self._request
-        if request.tools or request.functions:
-            raise unsupported("tools", "tool calls are not supported")
         messages = template_messages(request.messages)
         if service.template is None:
             raise RequestError(
@@ -73,7 +71,7 @@ class ChatCall:
         prompt = service.template.render(
             messages,
             add_generation_prompt=request.add_generation_prompt is not False,
-            variables=request.chat_template_kwargs or {},
+            variables=self._variables(),
         )
         ids = await encoded(service, prompt, add_special=False, param="messages")
         newer = request.max_completion_tokens is not None
@@ -88,6 +86,12 @@ class ChatCall:
             max_tokens=answer_length(max_param, asked_tokens),
             logprobs=self._logprobs(),
         )
+
+    def _variables(self) -> dict[str, Any]:
+        """Return what the template is told beside the messages."""
+        effort = self._request.reasoning_effort
+        own = {} if effort is None else {"reasoning_effort": effort}
+        return own | (self._request.chat_template_kwargs or {})
 
     def opening(self, frame: Frame, answers: int, usage: Usage) -> list[bytes]:
         return [

@@ -15,7 +15,7 @@ from drumline.frontend.openai.calls import (
     usage_body,
     usage_field,
 )
-from drumline.frontend.openai.sampling import answer_length, logprob_count, unsupported
+from drumline.frontend.openai.sampling import answer_length, logprob_count
 from drumline.frontend.openai.schema import (
     CompletionBody,
     CompletionChoice,
@@ -49,10 +49,6 @@ class CompletionCall:
 
     async def asked(self, service: Service) -> Asked:
         request = self._request
-        if request.echo:
-            raise unsupported("echo", "the prompt is not repeated; leave it out or set it to false")
-        if request.suffix:
-            raise unsupported("suffix", "insertion is not supported")
         prompts = []
         for prompt in self._prompts():
             if isinstance(prompt, str):

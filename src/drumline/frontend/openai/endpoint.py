@@ -6,12 +6,14 @@ import uuid
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
 
+from msgspec import Struct
 from starlette.types import Receive, Scope, Send
 
 from drumline.core.errors import PeerError, RequestError
 from drumline.core.ids import request_id
 from drumline.frontend.generation import Generation, Piece
 from drumline.frontend.openai.calls import Answer, Call, Frame
+from drumline.frontend.openai.parameters import ParameterCheck
 from drumline.frontend.service import Service
 from drumline.frontend.text.tokenizer import Tokenizer
 from drumline.frontend.web.errors import as_request_error, internal_error, shutting_down
@@ -29,11 +31,17 @@ Decode = Callable[[bytes, Tokenizer], Call]
 
 
 class GeneratingEndpoint:
-    """One generating route as an ASGI application; `decode` is its dialect."""
+    """One generating route as an ASGI application.
 
-    def __init__(self, service: Service, decode: Decode, id_prefix: str) -> None:
+    `decode` is its dialect, whose bodies are `kind`s.
+    """
+
+    def __init__(
+        self, service: Service, decode: Decode, kind: type[Struct], id_prefix: str
+    ) -> None:
         self._service = service
         self._decode = decode
+        self._parameters = ParameterCheck(kind)
         self._id_prefix = id_prefix
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -80,6 +88,7 @@ class GeneratingEndpoint:
     async def _answer(self, body: bytes, frame: Frame, reply: Reply) -> None:
         service = self._service
         call = self._decode(body, service.tokenizer)
+        self._parameters.check(body)
         service.check_model(call.fields.model)
         asked = await call.asked(service)
         # The engine forgets an id later than its client, who may use it again at once.

@@ -1,7 +1,8 @@
 """What a request holds its answer to, brought into the wire's form.
 
-OpenAI's `response_format`, and the names other engines' users know: `structured_outputs` and
-`guided_…`. Whether a grammar compiles is the engine's to say.
+OpenAI's `response_format`, and the names other engines' users know: `structured_outputs`,
+`guided_…`, and `json_schema`, `regex` and `ebnf` by themselves. Whether a grammar compiles is
+the engine's to say.
 """
 
 from typing import Any
@@ -31,6 +32,10 @@ def grammar_params(fields: SamplingFields) -> dict[str, Any]:
         value = getattr(fields, f"guided_{kind}")
         if value is not None:
             found.append((f"guided_{kind}", kind, value))
+    for name, kind in (("json_schema", "json"), ("regex", "regex"), ("ebnf", "grammar")):
+        value = getattr(fields, name)
+        if value is not None:
+            found.append((name, kind, value))
     if len(found) > 1:
         names = " and ".join(param for param, _, _ in found)
         raise _refused(found[1][0], f"{names} are set together; an answer is held to one of them")

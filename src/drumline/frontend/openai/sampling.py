@@ -5,6 +5,7 @@ from typing import Any
 from drumline.core.errors import RequestError
 from drumline.frontend.limits import MAX_CHOICES, Limits
 from drumline.frontend.openai.grammar import OWN_PARAMS, grammar_params
+from drumline.frontend.openai.parameters import unsupported
 from drumline.frontend.openai.schema import SamplingFields
 from drumline.wire.sampling import SamplingParams
 
@@ -105,11 +106,6 @@ def logprob_count(name: str, value: int) -> int:
     """Return how many of the likeliest tokens to report. Raises RequestError 400 out of range."""
     _check(name, value, 0, MAX_LOGPROBS)
     return value
-
-
-def unsupported(param: str, why: str) -> RequestError:
-    """Return the refusal of a parameter that would change the answer and is not honoured."""
-    return RequestError(400, f"{param}: {why}", param=param, code="unsupported_parameter")
 
 
 def _or(name: str, value: float | None, default: float, least: float, most: float | None) -> Any:

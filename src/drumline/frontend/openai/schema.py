@@ -1,7 +1,7 @@
 """The bodies of OpenAI's API.
 
-Requests: a field of the wrong type is refused, a null means the default, an unknown
-field is ignored, as OpenAI's own servers do. Answers: fields in the published
+Requests: a field of the wrong type is refused, a null means the default; what is no field
+here is judged by `openai.parameters`. Answers: fields in the published
 order. The structs of requests share their sampling fields by extension, because
 that is how the API nests.
 """
@@ -48,6 +48,9 @@ class SamplingFields(Struct, kw_only=True):
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
+    json_schema: dict[str, Any] | bool | str | None = None
+    regex: str | None = None
+    ebnf: str | None = None
     data_parallel_rank: int | None = None
     priority: int | None = None
 
@@ -76,9 +79,7 @@ class ChatRequest(SamplingFields, kw_only=True):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: str | dict[str, Any] | None = None
-    functions: list[dict[str, Any]] | None = None
+    reasoning_effort: str | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
@@ -88,8 +89,6 @@ class CompletionRequest(SamplingFields, kw_only=True):
 
     prompt: str | list[str | int | list[int]]
     logprobs: int | None = None
-    echo: bool | None = None
-    suffix: str | None = None
 
 
 class PromptDetails(Struct):
