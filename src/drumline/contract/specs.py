@@ -16,8 +16,13 @@ class AttentionKind(StrEnum):
 class CacheGroup(Struct, frozen=True, kw_only=True):
     """Layers that share a block table.
 
-    A block holds `block_tokens` tokens of the group. `blocks_per_parent` blocks
-    share one parent, the unit in which the pool is divided among groups.
+    A block holds `block_tokens` tokens of the group, or, of a state group, where that is 0,
+    what its layers carry on behind a token. `blocks_per_parent` blocks share one parent,
+    the unit in which the pool is divided among groups.
+
+    A state group's table has two columns: a forward reads from the block in the first what
+    was carried up to its first token and writes into the block in the second what it
+    carries on; where the first is null, it reads the second too.
     """
 
     group_id: str
@@ -64,5 +69,5 @@ class DeviceSpecs(Struct, frozen=True, kw_only=True):
     @property
     def kv_tokens(self) -> int:
         """Tokens the pool holds if one group fills it."""
-        group = self.groups[0]
+        group = self.groups[0]  # state groups come last
         return (self.num_pages - 1) * group.blocks_per_parent * group.block_tokens

@@ -172,6 +172,13 @@ class CacheConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             "in place of computing it too",
         ),
     ] = True
+    promote_window_prefixes: Annotated[
+        bool,
+        Meta(
+            description="where sliding windows alone lack a prefix that is cached, have whoever "
+            "computes it keep it for them too",
+        ),
+    ] = True
     kvstore: Annotated[
         bool,
         Meta(

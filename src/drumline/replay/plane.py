@@ -21,8 +21,8 @@ from drumline.contract.plan import Batch, Bound, Plan
 from drumline.contract.ports import Dispatch, DpRound, LogprobPlan
 from drumline.contract.request import Admission
 from drumline.contract.result import ForwardResult, RowLogprobs
-from drumline.contract.specs import DeviceSpecs
-from drumline.core.errors import InvariantError
+from drumline.contract.specs import AttentionKind, DeviceSpecs
+from drumline.core.errors import ConfigError, InvariantError
 from drumline.replay.arithmetic import Entries, entry, token_of, weights
 from drumline.replay.tiers import GARBAGE, PagedTiers
 
@@ -46,6 +46,11 @@ class PagedPlane:
         delay: Callable[[CacheOp], int] = lambda _op: 0,
         failing: Callable[[CacheOp], bool] = lambda _op: False,
     ) -> None:
+        for group in specs.groups:
+            if group.kind is AttentionKind.STATE:
+                raise ConfigError(
+                    f"groups[{group.group_id}]", "the simulated data plane keeps no state groups"
+                )
         self._vocab_size = specs.model.vocab_size
         self._lag = lag
         self._faulty = faulty

@@ -4,10 +4,15 @@ Requests are looked at in the order of their line. Only one prompt may be unfini
 the request that has it goes first, and nobody is admitted behind it in that round. A
 request whose first chunk does not fit is passed over; later, smaller ones may go
 before it, until it has been passed over too often.
+
+Where groups that keep all have a prompt cached further than windows and state groups, the
+end of that is promoted: these are cached there too, for the next request. As what is
+carried is there only behind a forward, a chunk stops at it for a state group's sake.
 """
 
 from enum import IntEnum
 
+import numpy as np
 from msgspec import Struct
 
 from drumline.core.errors import InvariantError
@@ -22,6 +27,7 @@ from drumline.scheduler.matching import Matcher
 from drumline.scheduler.publication import Publication
 from drumline.scheduler.requests import Request, RequestTable
 from drumline.scheduler.rows import Rows
+from drumline.scheduler.states import StateSlots
 from drumline.scheduler.tables import BlockTables
 
 
@@ -59,6 +65,7 @@ class Admission:
         "_rows",
         "_settled",
         "_sharing",
+        "_states",
         "_tables",
         "line",
         "verdicts",
@@ -71,6 +78,7 @@ class Admission:
         rows: Rows,
         pool: BlockPool,
         tables: BlockTables,
+        states: StateSlots,
         matcher: Matcher,
         publication: Publication,
         host: HostTier,
@@ -82,6 +90,7 @@ class Admission:
         self._rows = rows
         self._pool = pool
         self._tables = tables
+        self._states = states
         self._matcher = matcher
         self._host = host
         self._publication = publication
@@ -183,7 +192,7 @@ class Admission:
             targets = self._hold(request, match, budget)
         if targets is None:
             return Verdict.NO_ROOM
-        tokens = min(budget, request.prompt_tokens - match.tokens)
+        tokens = self._chunk_tokens(request, match.tokens, budget)
         self._epoch += 1
         request.epoch = self._epoch
         row = request.row = self._rows.take(request)
@@ -195,6 +204,8 @@ class Admission:
             self._publication.name_loaded(request, match.pages)
             self._host.load(match, request.digests, draft)
         self._tables.open(row, match, targets, draft)
+        if self._states:
+            self._open_states(row, match, draft)
         for blocks in match.tails:  # held only until the copies had their targets
             self._pool.release(blocks, self._epoch)
         if self._sharing:
@@ -207,12 +218,15 @@ class Admission:
         Returns the tokens that each group then has room for; None, and nothing happened,
         when there is no room.
         """
-        tokens = min(budget, request.prompt_tokens - match.tokens)
+        far = self._far(match)
+        request.promotion = far if far > match.tokens else 0
+        tokens = self._chunk_tokens(request, match.tokens, budget)
         targets = self._targets(request, match.tokens + tokens)
         held = [part[part > 0] for part in (*match.blocks, *match.tails)]
         for blocks in held:
             self._pool.hold(blocks)
         needs = self._tables.needs(targets, match.tokens, match.pages)
+        needs += self._states.needs(found=match.tokens > 0)
         if match.host:
             # Making room may send pages to the host tier, where these must not make theirs.
             self._host.hold(match)
@@ -225,19 +239,42 @@ class Admission:
             self._host.let_go(match)
         return None
 
+    def _open_states(self, row: int, match: Match, draft: Draft) -> None:
+        found = match.carried(len(self._tables.table))
+        if match.tails:
+            self._pool.hold(np.array(found))  # unlike what is copied, the row reads these
+        self._states.open(row, found, draft)
+
+    def _chunk_tokens(self, request: Request, start: int, budget: int) -> int:
+        """Return how many of a prompt's tokens behind the first `start` its next chunk has."""
+        end = min(start + budget, request.prompt_tokens)
+        if self._states and start < request.promotion < end:
+            end = request.promotion
+        return end - start
+
     def _cap(self, request: Request) -> int:
         """Prompt tokens that may come from the cache: the last ones never do."""
         fed = max(self._config.prefix_replay_tokens, 1)
         return max(min(request.prompt_tokens - fed, request.max_cached_tokens), 0)
 
     def _pending(self, request: Request, match: Match) -> bool:
-        """Whether the next page of the prompt is being computed for somebody else."""
-        end = (match.pages + 1) * self._config.prefix_granularity
-        return (
-            self._sharing
-            and end <= self._cap(request)
-            and self._publication.promised(request.digests[match.pages])
-        )
+        """Whether somebody else is computing more of the prompt's prefix.
+
+        That is its next page, or what windows and state groups lack of a page that is cached.
+        """
+        if not self._sharing:
+            return False
+        far, size = self._far(match), self._config.prefix_granularity
+        if far > match.tokens and self._publication.promoted(request.digests[far // size - 1]):
+            return True
+        # What state groups carry is not there behind every page that the others have.
+        page = far // size if self._states and far > match.tokens else match.pages
+        end = (page + 1) * size
+        return end <= self._cap(request) and self._publication.promised(request.digests[page])
+
+    def _far(self, match: Match) -> int:
+        """Return how far a match would get if nobody lacked what others could promote."""
+        return match.reach if self._config.promote_windows else match.paged
 
     def _targets(self, request: Request, planned: int) -> list[int]:
         """Return the tokens each group is to have room for once `planned` are planned.
@@ -252,15 +289,16 @@ class Admission:
         return [prepaid if window is None else needed for window in self._tables.windows]
 
     def _next_chunk(self, request: Request, budget: int, draft: Draft) -> Chunk | None:
-        tokens = min(budget, request.prompt_tokens - request.planned)
-        if tokens <= 0:
+        if budget <= 0:
             return None
+        tokens = self._chunk_tokens(request, request.planned, budget)
         if self._caching:
             self._publication.publish_prompt(request, request.planned, draft)
         self._tables.expire([request.row], draft)
         targets = self._targets(request, request.planned + tokens)
-        if not self._tables.grow(request.row, targets, draft):
+        if not self._tables.grow(request.row, targets, draft, self._states.next_needs):
             return None
+        self._states.advance(request.row, draft)
         return self._feed(request, tokens)
 
     def _feed(self, request: Request, tokens: int) -> Chunk:

@@ -40,6 +40,8 @@ class SchedulerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Whether `drain_kv_events` tells what became findable and what ceased to be."""
     prefix_replay_tokens: int = 0
     """Last tokens of a prompt that are computed whatever is cached; one always is."""
+    promote_windows: bool = True
+    """Whether a prefix that windows alone lack is cached for them when it is computed again."""
     share_in_flight: bool = True
     """A request waits for the prefix that another one is computing now."""
     priorities: bool = False
@@ -63,6 +65,15 @@ class SchedulerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Longest prompt plus answer the model takes."""
 
     @property
+    def paged_groups(self) -> tuple[CacheGroup, ...]:
+        """The groups whose blocks hold tokens; state groups come behind them."""
+        return tuple(group for group in self.groups if group.kind is not AttentionKind.STATE)
+
+    @property
+    def state_groups(self) -> tuple[CacheGroup, ...]:
+        return self.groups[len(self.paged_groups) :]
+
+    @property
     def unsure_tokens(self) -> int:
         """Tokens by which a row may be shorter than planned: drafts in flight may be rejected."""
         return (self.decode_tokens - 1) * self.overlap_depth
@@ -80,6 +91,7 @@ class SchedulerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             mixed_batch=config.schedule.mixed_batch,
             mixed_prefill_tokens=config.schedule.mixed_prefill_tokens,
             prefix_caching=config.cache.prefix_caching,
+            promote_windows=config.cache.promote_window_prefixes,
             share_in_flight=config.cache.share_prefix_in_flight,
             priorities=config.schedule.scheduling_policy is SchedulingPolicy.PRIORITY,
             patience=config.schedule.scheduling_patience or None,
@@ -126,20 +138,30 @@ class SchedulerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             )
         if self.debug_force_retraction_interval and not self.max_retracted_requests:
             raise ConfigError("debug_force_retraction_interval", "needs a snapshot pool")
-        if not self.groups:
-            raise ConfigError("groups", "at least one cache group is needed")
-        for group in self.groups:
-            _check_group(group, self.prefix_granularity)
+        _check_groups(self.groups, self.prefix_granularity)
+
+
+def _check_groups(groups: tuple[CacheGroup, ...], prefix_granularity: int) -> None:
+    if not groups:
+        raise ConfigError("groups", "at least one cache group is needed")
+    for group in groups:
+        _check_group(group, prefix_granularity)
+    kinds = [group.kind is AttentionKind.STATE for group in groups]
+    if kinds[0]:
+        raise ConfigError("groups", "a group that keeps tokens must come before state groups")
+    if kinds != sorted(kinds):
+        raise ConfigError("groups", "state groups must come behind all others")
 
 
 def _check_group(group: CacheGroup, prefix_granularity: int) -> None:
     name = f"groups[{group.group_id}]"
-    if group.kind is AttentionKind.STATE:
-        raise ConfigError(name, f"{group.kind} groups are not scheduled yet")
+    stateful = group.kind is AttentionKind.STATE
     windowed = group.kind is AttentionKind.SLIDING_WINDOW
     if windowed != (group.window_tokens is not None) or (group.window_tokens or 1) < 1:
         raise ConfigError(name, f"window_tokens {group.window_tokens} of a {group.kind} group")
-    if group.block_tokens < 1 or prefix_granularity % group.block_tokens:
+    if stateful and group.block_tokens:
+        raise ConfigError(name, f"block_tokens {group.block_tokens} of a state group is not 0")
+    if not stateful and (group.block_tokens < 1 or prefix_granularity % group.block_tokens):
         raise ConfigError(
             name,
             f"block_tokens {group.block_tokens} does not divide "

@@ -21,6 +21,7 @@ from drumline.scheduler.publication import Publication
 from drumline.scheduler.requests import Request, RequestTable
 from drumline.scheduler.roster import Roster
 from drumline.scheduler.rows import Rows
+from drumline.scheduler.states import StateSlots
 from drumline.scheduler.tables import BlockTables
 
 
@@ -47,6 +48,7 @@ class Decoding:
         "_ready",
         "_requests",
         "_rows",
+        "_states",
         "_step",
         "_tables",
         "_width",
@@ -60,6 +62,7 @@ class Decoding:
         requests: RequestTable,
         rows: Rows,
         tables: BlockTables,
+        states: StateSlots,
         publication: Publication,
         end: Callable[[Request, Move], None],
     ) -> None:
@@ -71,6 +74,7 @@ class Decoding:
         self._requests = requests
         self._rows = rows
         self._tables = tables
+        self._states = states
         self._publication = publication
         self._end = end
         self._agenda = Agenda(config.max_rows)
@@ -140,7 +144,7 @@ class Decoding:
         """
         fields, limit = self._rows, self._tables.max_tokens
         rows = sorted(due, key=fields.sequence_of.__getitem__)
-        if not joining:
+        if not joining and not (self._states and self._restless(rows)):
             if self._windows:
                 self._tables.expire(rows, draft)
             longest = max(map(fields.computed_of.__getitem__, rows))
@@ -158,10 +162,19 @@ class Decoding:
                 blocked.append(row)
         return blocked
 
+    def _restless(self, rows: list[int]) -> bool:
+        """Whether one of `rows` holds a state block that its next decode does not write."""
+        return any(self._states.reads(row) or not self._states.live(row) for row in rows)
+
     def _grow(self, row: int, draft: Draft) -> bool:
         tokens = self._rows.computed_of[row] + self._width
         if tokens <= self._tables.max_tokens:
-            return self._tables.grow(row, [tokens] * len(self._tables.windows), draft)
+            targets, states = [tokens] * len(self._tables.windows), self._states
+            if not self._tables.grow(row, targets, draft, states.decode_needs(row)):
+                return False
+            if states:
+                states.decode(row, draft)
+            return True
         request = self._owner(row)
         draft.abort(
             request.rid,
@@ -220,6 +233,11 @@ class Decoding:
             wait = (min(next_page, end)) - computed[row]
             # Never in this round again, however far the tokens lag behind.
             rounds.append(first + wait // width if wait > 0 else first)
+        if self._states:
+            # What the first decode read goes with the second.
+            for at, row in enumerate(due):
+                if self._states.reads(row):
+                    rounds[at] = first
         self._agenda.file(due, rounds)
 
     def check(self) -> None:

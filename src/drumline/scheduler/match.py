@@ -10,17 +10,27 @@ class Match(Struct, frozen=True, eq=False):
     """What of a prompt is cached: `pages` full pages, `tokens` with a tail behind them.
 
     `blocks[g]` are the pages' blocks, null where the group does not look back to;
-    `tails[g]` are the tail's, without those. `reach` is how far full groups alone would
-    get, in tokens.
+    `tails[g]` are the tail's, without those. Of a state group, which looks back on its
+    boundary alone, they are null but for the block there. `reach` is how far full groups
+    alone would get, `paged` how far all but state groups would, in tokens of full pages.
     """
 
     pages: int
     tokens: int
     reach: int
+    paged: int
     blocks: list[IndexArray]
     tails: list[IndexArray]
     host: list[IndexArray] = []
     """Shaped as `blocks`: the host tier's blocks of what is not on the device; else empty."""
+
+    def carried(self, first: int) -> list[int]:
+        """Return the block that each group from `first` on has at the boundary: state groups.
+
+        None at the start of a sequence.
+        """
+        parts = self.tails or self.blocks
+        return [int(part[-1]) for part in parts[first:] if len(part)]
 
     @property
     def loads(self) -> list[int]:
@@ -34,4 +44,4 @@ class Match(Struct, frozen=True, eq=False):
         return int(np.count_nonzero(np.logical_or.reduce(some))) if some else 0
 
 
-NO_MATCH = Match(0, 0, 0, [], [])
+NO_MATCH = Match(0, 0, 0, 0, [], [])

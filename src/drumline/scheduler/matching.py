@@ -2,8 +2,8 @@
 
 A full-attention group supports a boundary when it has every block before it; a
 window group when it has the blocks that a token at the boundary still looks back
-on. The joint match is the deepest boundary that all support: a full page's end, or
-the end of a tail behind one.
+on; a state group when it has what was carried up to it. The joint match is the deepest
+boundary that all support: a full page's end, or the end of a tail behind one.
 """
 
 import numpy as np
@@ -22,7 +22,7 @@ _STRIDE = 256
 class Matcher:
     """Looks prompts up in the prefix index."""
 
-    __slots__ = ("_host", "_index", "_page", "_tables")
+    __slots__ = ("_host", "_index", "_page", "_states", "_tables")
 
     def __init__(
         self, page_tokens: int, index: PrefixIndex, tables: BlockTables, host: PrefixIndex
@@ -32,6 +32,8 @@ class Matcher:
         self._page = page_tokens
         self._index = index
         self._tables = tables
+        self._states = range(len(tables.windows), len(index.slots))
+        """The groups behind those of `tables`: state groups."""
 
     def match(self, request: Request, cap: int, *, tails: bool = True) -> Match:
         """Return what is cached of the first `cap` tokens of a prompt, in `tails` or pages."""
@@ -59,11 +61,12 @@ class Matcher:
             here = device[group][: len(hit)] > 0
             blocks.append(np.where(here, device[group][: len(hit)], 0))
             loads.append(np.where(here, 0, host[group][: len(hit)]))
-            first = self._tables.first_column(group, match.tokens)
-            blocks[group][:first] = loads[group][:first] = 0
+            unread = self._unread(group, match.pages, match.tokens)
+            blocks[group][:unread] = loads[group][:unread] = 0
         if not any(np.count_nonzero(part) for part in loads):
             loads = []
-        return Match(match.pages, match.tokens, match.reach, blocks, match.tails, loads)
+        pages, tokens, reach, paged = match.pages, match.tokens, match.reach, match.paged
+        return Match(pages, tokens, reach, paged, blocks, match.tails, loads)
 
     def _look_in_both(self, digests: list[bytes]) -> tuple[IndexArray, IndexArray]:
         """Return both tiers' boundaries of `digests`, 0 where unknown.
@@ -84,31 +87,35 @@ class Matcher:
         """Return the match at the deepest boundary that the blocks in `cells` support."""
         index, tables = self._index, self._tables
         reach = len(cells[0]) // index.slots[0]
-        for group, slots in enumerate(index.slots):
-            if tables.windows[group] is None:
+        for group, window in enumerate(tables.windows):
+            if window is None:
+                slots = index.slots[group]
                 present = cells[group][: reach * slots] > 0
                 if np.count_nonzero(present) < len(present):
                     reach = int(np.argmin(present)) // slots
+        paged = 0
         for pages in self._candidates(reach):
             tail = self._tail(request, pages, cap, cells) if tails else None
             if tail is not None:
-                return self._found(pages, tail[1], reach, cells, tail[0])
+                return self._found(pages, tail[1], (reach, paged or pages), cells, tail[0])
             if pages == 0 or self._supports(cells, pages * self._page, pages):
-                return self._found(pages, pages * self._page, reach, cells, 0)
+                paged = paged or pages
+                if pages == 0 or all(cells[group][pages - 1] for group in self._states):
+                    return self._found(pages, pages * self._page, (reach, paged), cells, 0)
         return NO_MATCH
 
     def _candidates(self, reach: int) -> range:
         """Return the page counts to try, the deepest first."""
-        if all(window is None for window in self._tables.windows):
+        if all(window is None for window in self._tables.windows) and not self._states:
             return range(reach, reach - 1, -1)
         return range(reach, -1, -1)
 
     def _supports(self, cells: list[IndexArray], tokens: int, pages: int) -> bool:
         """Whether every window group has what a boundary at `tokens` looks back on in pages."""
-        for group, slots in enumerate(self._index.slots):
-            if self._tables.windows[group] is not None:
+        for group, window in enumerate(self._tables.windows):
+            if window is not None:
                 first = self._tables.first_column(group, tokens)
-                if not (cells[group][first : pages * slots] > 0).all():
+                if not (cells[group][first : pages * self._index.slots[group]] > 0).all():
                     return False
         return True
 
@@ -134,15 +141,28 @@ class Matcher:
         for group, size in enumerate(self._tables.block_tokens):
             first = max(self._tables.first_column(group, end) - start // size, 0)
             parts.append(self._index.blocks[group][node, first : -(-(end - start) // size)])
-        return parts
+        return parts + [self._index.blocks[group][node] for group in self._states]
+
+    def _unread(self, group: int, pages: int, tokens: int) -> int:
+        """Return the first of a group's blocks of `pages` that a boundary at `tokens` needs."""
+        if group in self._states:
+            return pages - 1 if tokens == pages * self._page else pages
+        return self._tables.first_column(group, tokens)
 
     def _found(
-        self, pages: int, tokens: int, reach: int, cells: list[IndexArray], node: int
+        self,
+        pages: int,
+        tokens: int,
+        reach: tuple[int, int],
+        cells: list[IndexArray],
+        node: int,
     ) -> Match:
+        """Return the match at a boundary, of a tail if `node` is not 0; `reach` is in pages."""
         hits = []
         for group, slots in enumerate(self._index.slots):
             hit = cells[group][: pages * slots]
-            hit[: self._tables.first_column(group, tokens)] = 0
+            hit[: max(self._unread(group, pages, tokens), 0)] = 0
             hits.append(hit)
         tails = self._tail_blocks(node, pages * self._page, tokens) if node else []
-        return Match(pages, tokens, reach * self._page, hits, tails)
+        full, paged = (count * self._page for count in reach)
+        return Match(pages, tokens, full, paged, hits, tails)

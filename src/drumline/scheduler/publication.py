@@ -20,6 +20,7 @@ from drumline.scheduler.kv_events import KvEvents
 from drumline.scheduler.prefix import Blocks, PrefixIndex
 from drumline.scheduler.requests import Request
 from drumline.scheduler.rows import Rows
+from drumline.scheduler.states import StateSlots
 from drumline.scheduler.tables import BlockTables
 
 
@@ -33,8 +34,10 @@ class Publication:
         "_offer",
         "_pool",
         "_promised",
+        "_promoted",
         "_rows",
         "_size",
+        "_states",
         "_tables",
         "_tokens",
     )
@@ -45,6 +48,7 @@ class Publication:
         index: PrefixIndex,
         pool: BlockPool,
         tables: BlockTables,
+        states: StateSlots,
         rows: Rows,
         events: KvEvents | None = None,
         offer: Callable[[Sequence[bytes]], None] | None = None,
@@ -56,12 +60,15 @@ class Publication:
         self._size = granularity
         self._index = index
         self._tables = tables
+        self._states = states
         self._rows = rows
         self._ahead = rows.newest.shape[1] - granularity
         """Tokens that may be known beyond a page."""
         self._tokens = rows.newest.reshape(-1).data.cast("B")
         """The rows' newest tokens as one line of bytes."""
         self._promised: dict[bytes, int] = {}
+        self._promoted: dict[bytes, int] = {}
+        """Of promised pages, those at whose end windows and state groups will be cached too."""
 
     # -- promises -----------------------------------------------------------------
 
@@ -69,15 +76,24 @@ class Publication:
         """Say that `request` will compute its prompt's pages that are not cached."""
         for digest in request.digests[request.published :]:
             self._promised.setdefault(digest, request.row)
+        if request.promotion:
+            promoted = request.digests[request.promotion // self._size - 1]
+            self._promoted.setdefault(promoted, request.row)
 
     def promised(self, digest: bytes) -> bool:
         return digest in self._promised
+
+    def promoted(self, digest: bytes) -> bool:
+        """Whether the end of a page is being promoted."""
+        return digest in self._promoted
 
     def withdraw(self, request: Request) -> None:
         """Forget what `request` promised and did not publish."""
         for digest in request.digests[request.published :]:
             if self._promised.get(digest) == request.row:
                 del self._promised[digest]
+            if self._promoted.get(digest) == request.row:
+                del self._promoted[digest]
 
     # -- prompts ------------------------------------------------------------------
 
@@ -95,16 +111,18 @@ class Publication:
             for digest in digests:
                 if self._promised.get(digest) == request.row:
                     del self._promised[digest]
+                if self._promoted.get(digest) == request.row:
+                    del self._promoted[digest]
         request.published = last
         blocks: list[Blocks] = []
-        for group, slots in enumerate(self._index.slots):
-            own = self._tables.table[group][request.row, first * slots : last * slots]
-            # Of a window group, only what the last boundary looks back on is of use.
-            passed = self._tables.first_column(group, last * self._size) - first * slots
-            if passed > 0:
-                own = own.copy()
-                own[:passed] = 0
-            blocks.append(own)
+        for group, table in enumerate(self._tables.table):
+            slots = self._index.slots[group]
+            own = table[request.row, first * slots : last * slots]
+            blocks.append(self._looked_back_on(group, own, request.promotion, first, last))
+        carried = [0] * len(self._states)
+        if last * self._size in (request.promotion, request.prompt_tokens):
+            carried = self._carried(request.row, last * self._size)
+        blocks += [[*[0] * (last - first - 1), block] for block in carried]
         if self._events is not None:
             self._name_pages(self._events, request, first, last)
         ends = range((first + 1) * self._size, (last + 1) * self._size, self._size)
@@ -113,6 +131,38 @@ class Publication:
             self._offer(digests)
         if nodes is not None and draft is not None:
             self._adopt([request.row] * len(nodes), ends, nodes, blocks, draft)
+            if any(carried):
+                self._adopt_carried(request.row, nodes[-1], draft)
+
+    def _looked_back_on(
+        self, group: int, own: IndexArray, promotion: int, first: int, last: int
+    ) -> IndexArray:
+        """Return of pages' blocks `own`, from page `first` on, those that are of use to others.
+
+        Of a window group, they are those that the last boundary and a promoted one look back on.
+        """
+        slots, tables = self._index.slots[group], self._tables
+        passed = tables.first_column(group, last * self._size) - first * slots
+        if passed <= 0:
+            return own
+        own = own.copy()
+        end = min(promotion // self._size * slots - first * slots, passed)
+        if end > 0:
+            start = max(tables.first_column(group, promotion) - first * slots, 0)
+            own[:start] = own[end:passed] = 0
+        else:
+            own[:passed] = 0
+        return own
+
+    def _carried(self, row: int, tokens: int) -> list[int]:
+        """Return what a row's state groups carry up to `tokens`, null where they are elsewhere."""
+        if self._rows.computed_of[row] == tokens:
+            return self._states.carried(row)
+        return [0] * len(self._states)
+
+    def _adopt_carried(self, row: int, node: int, draft: Draft) -> None:
+        blocks = self._index.blocks[len(self._tables.table) :]
+        self._states.adopt(row, [int(part[node, 0]) for part in blocks], draft)
 
     def name_loaded(self, request: Request, pages: int) -> None:
         """Say what the prompt's first pages hold, before some of them are cached again."""
@@ -135,8 +185,10 @@ class Publication:
         row, tokens = request.row, request.prompt_tokens
         if tokens % self._size == 0:
             return
-        parts = [self._tables.partial(group, tokens) for group in range(len(self._index.slots))]
-        if not self._pool.make_room([last - first for first, last in parts]):
+        parts = [self._tables.partial(group, tokens) for group in range(len(self._tables.table))]
+        # The row moves off what it publishes, to copies and to live blocks of state groups.
+        needs = [last - first for first, last in parts]
+        if not self._pool.make_room(needs + self._states.next_needs):
             return
         node = self._offer_tail(request, tokens)
         for group, (first, last) in enumerate(parts):
@@ -146,6 +198,7 @@ class Publication:
             own = self._tables.table[group][row, first:last]
             if (canonical != own).any():
                 self._tables.adopt(group, np.full(len(columns), row), columns, canonical, draft)
+        self._adopt_carried(row, node, draft)
         self._tables.make_private(row, tokens, draft)
 
     def publish_end(self, request: Request) -> None:
@@ -156,6 +209,11 @@ class Publication:
         settled = min(int(self._rows.computed[row]), int(self._rows.known[row]))
         if settled > self._rows.hashed[row]:
             self._offer_tail(request, settled)
+        elif self._states and settled and self._rows.computed_of[row] == settled:
+            lines: list[Blocks] = [[0] * slots for slots in self._index.slots]
+            lines[len(self._tables.table) :] = [[block] for block in self._states.carried(row)]
+            self._index.publish([self._rows.digests[row]], [settled], lines)
+        self._states.end(row)
 
     def row_digests(self, request: Request) -> list[bytes]:
         """Return the digests of a request's full pages; empty where its blocks are its alone."""
@@ -163,7 +221,7 @@ class Publication:
         pages = int(self._rows.hashed[row]) // self._size
         digests = request.digests[:pages]
         nodes = np.zeros(pages, np.intp)
-        for table, slots in zip(self._tables.table, index.slots, strict=True):
+        for table, slots in zip(self._tables.table, index.slots, strict=False):
             blocks = table[row, : pages * slots].reshape(pages, slots)
             np.maximum(nodes, self._pool.node[blocks].max(axis=1, initial=0), out=nodes)
         for node in nodes[len(digests) :].tolist():
@@ -172,7 +230,7 @@ class Publication:
 
     def _offer_tail(self, request: Request, tokens: int) -> int:
         """Offer the blocks of the partial page that ends at `tokens`; returns its boundary."""
-        row, fields = request.row, self._rows
+        row, fields, tables = request.row, self._rows, self._tables.table
         hashed = fields.hashed[row]
         prior = fields.digests[row]
         partial = fields.newest[row, : tokens - hashed].tobytes()
@@ -183,7 +241,10 @@ class Publication:
             prior or request.root,
             digest,
             tokens,
-            [self._partial_blocks(group, row, tokens) for group in range(len(self._index.slots))],
+            [
+                *(self._partial_blocks(group, row, tokens) for group in range(len(tables))),
+                *(np.array([block]) for block in self._carried(row, tokens)),
+            ],
         )
         for blocks in dropped:
             if len(blocks):
@@ -259,7 +320,7 @@ class Publication:
         draft: Draft,
     ) -> None:
         """Have `rows` hold the cached blocks of `nodes` in place of others of their own."""
-        for group, line in enumerate(blocks):
+        for group, line in enumerate(blocks[: len(self._tables.table)]):
             canonical = self._index.blocks[group][nodes]
             slots = self._index.slots[group]
             own = np.asarray(line).reshape(-1, slots)
@@ -278,7 +339,7 @@ class Publication:
         """Return each group's blocks of the pages that end at `ends`, in a line."""
         tables, lines = self._tables, []
         for cell, width, tokens, slots in zip(
-            tables.cell, tables.width, tables.block_tokens, self._index.slots, strict=True
+            tables.cell, tables.width, tables.block_tokens, self._index.slots, strict=False
         ):
             starts = [
                 row * width + end // tokens - slots for row, end in zip(rows, ends, strict=True)
@@ -287,4 +348,6 @@ class Publication:
                 lines.append([cell[start] for start in starts])
             else:
                 lines.append([cell[at] for start in starts for at in range(start, start + slots)])
+        # Decodes write what they carry in place: nothing of it stays behind a page.
+        lines += [[0] * len(ends) for _ in range(len(self._states))]
         return lines

@@ -25,6 +25,7 @@ class Request:
         "passed",
         "planned",
         "priority",
+        "promotion",
         "published",
         "rid",
         "row",
@@ -54,6 +55,8 @@ class Request:
         """Plans that admitted somebody who came later, while it waited."""
         self.planned = 0
         """Prompt tokens that are cached or planned."""
+        self.promotion = 0
+        """Up to where a page was cached for the groups that keep all, but not for the others."""
         self.published = 0
         """Prompt pages that were offered to the prefix index."""
 

@@ -28,6 +28,7 @@ from drumline.scheduler.prefix import PrefixIndex
 from drumline.scheduler.publication import Publication
 from drumline.scheduler.requests import Request, RequestTable
 from drumline.scheduler.rows import Rows, Suspended
+from drumline.scheduler.states import StateSlots
 from drumline.scheduler.tables import BlockTables
 from drumline.scheduler.transfers import Transfers
 
@@ -37,7 +38,7 @@ class Image(Struct, eq=False):
 
     For the columns from `first[g]` on, `blocks[g]` are blocks of the snapshot pool, or 0
     where `host[g]` has one of the host tier. Its full pages have `digests`, but for those
-    that were never findable.
+    that were never findable. `states` are blocks of the snapshot pool, a state group an entry.
     """
 
     fields: Suspended
@@ -46,6 +47,7 @@ class Image(Struct, eq=False):
     digests: list[bytes]
     blocks: list[IndexArray] = []
     host: list[IndexArray] = []
+    states: list[int] = []
     writes: int = 0
     """Operations that still write it."""
     failed: bool = False
@@ -77,6 +79,7 @@ class Retraction:
         "_rows",
         "_slots",
         "_snapshots",
+        "_states",
         "_tables",
         "_transfers",
         "_width",
@@ -89,6 +92,7 @@ class Retraction:
         rows: Rows,
         pool: BlockPool,
         tables: BlockTables,
+        states: StateSlots,
         publication: Publication,
         decoding: Decoding,
         index: PrefixIndex,
@@ -103,6 +107,7 @@ class Retraction:
         self._rows = rows
         self._pool = pool
         self._tables = tables
+        self._states = states
         self._publication = publication
         self._decoding = decoding
         self._index = index
@@ -190,7 +195,8 @@ class Retraction:
                     continue
             elif self._rows.outstanding[request.row]:
                 continue
-            blocks = np.concatenate(self._tables.row_blocks(request.row))
+            row = request.row
+            blocks = np.concatenate((*self._tables.row_blocks(row), self._states.blocks(row)))
             exclusive = len(self._pool.parents(blocks[self._pool.refs[blocks] == 1]))
             if exclusive >= most:
                 best, most = request, exclusive
@@ -214,9 +220,10 @@ class Retraction:
             needs = [
                 need - int(np.count_nonzero(part.reshape(-1)[first:]))
                 for need, part, (first, _last) in zip(
-                    needs, here, self._spans(request.row), strict=True
+                    needs, here, self._spans(request.row), strict=False
                 )
             ]
+        needs += [1] * len(self._states)
         if not self._snapshots.fits(needs):
             return AbortReason.IMAGE_DOES_NOT_FIT, (
                 f"the image takes {sum(needs)} blocks, the snapshot pool has "
@@ -260,6 +267,9 @@ class Retraction:
             for group, (span, theirs) in enumerate(zip(spans, image.blocks, strict=True))
             if theirs.any()
         ]
+        for group, block in enumerate(self._states.carried(row), len(spans)):
+            image.states.append(int(self._snapshots.take(group, 1)[0]))
+            moves.append(self._move(group, block, self._pool, image.states[-1], self._snapshots))
         self._images[request.rid] = image
         self._kept.append(image)
         image.writes += 1
@@ -268,8 +278,16 @@ class Retraction:
         self._requests.move(request, Move.RETRACT)
         self._decoding.leave(request)
         self._tables.close(row)
+        self._states.close(row)
         self._rows.give_back(row)
         request.row = 0
+
+    @staticmethod
+    def _move(group: int, block: int, pool: BlockPool, onto: int, other: BlockPool) -> BlockMoves:
+        """Return the copy of one block of `pool` onto one of another pool."""
+        return BlockMoves(
+            group, pool.pages(group, np.array([block])), other.pages(group, np.array([onto]))
+        )
 
     def _in_host(self, image: Image, row: int, draft: Draft) -> list[IndexArray]:
         """Hold in the host tier what it has or takes of a row's full pages.
@@ -280,8 +298,10 @@ class Retraction:
         if not self._host.pool.num_parents > 1 or not any(known):
             return [NOBODY for _ in image.first]
         count, blocks = len(known), []
-        for group, slots in enumerate(self._index.slots):
-            blocks.append(self._tables.table[group][row, : count * slots].reshape(count, slots))
+        for group, table in enumerate(self._tables.table):
+            slots = self._index.slots[group]
+            blocks.append(table[row, : count * slots].reshape(count, slots))
+        blocks += [np.zeros((count, 1), np.intp) for _ in range(len(self._states))]
         which = np.flatnonzero(known)
         pages = Pages(
             [image.digests[page] for page in which.tolist()],
@@ -292,7 +312,7 @@ class Retraction:
         kept = self._host.keep(pages, draft, lambda ok: self._landed(image, ok))
         image.writes += len(self._transfers) - before
         columns = []
-        for part, own, first in zip(kept.blocks, blocks, image.first, strict=True):
+        for part, own, first in zip(kept.blocks, blocks, image.first, strict=False):
             whole = np.zeros_like(own)
             whole[which] = part
             columns.append(whole.reshape(-1)[first:])
@@ -310,6 +330,8 @@ class Retraction:
         for blocks in image.blocks:
             if blocks.any():
                 self._snapshots.release(blocks[blocks > 0])
+        for block in image.states:
+            self._snapshots.release(np.array([block]))
         self._host.release(image.host)
 
     # -- back ---------------------------------------------------------------------
@@ -345,7 +367,7 @@ class Retraction:
         needs = [
             need + spare - len(blocks)
             for need, blocks in zip(self._tables.needs(targets, computed, 0), held, strict=True)
-        ]
+        ] + self._states.next_needs
         if not self._pool.make_room(needs):
             for blocks in held:
                 self._pool.release(blocks)
@@ -357,7 +379,7 @@ class Retraction:
         row = request.row = self._rows.take(request)
         self._rows.resume(row, image.fields)
         draft.bind(row, int(self._rows.generation[row]), request.rid)
-        match = Match(len(image.digests), computed, 0, still, [])
+        match = Match(len(image.digests), computed, 0, 0, still, [])
         self._tables.open(row, match, targets, draft, restored=True)
         wanted = []
         for (first, last), absent in zip(self._spans(row), gone, strict=True):
@@ -365,7 +387,14 @@ class Retraction:
             wanted[-1][: max(len(absent) - first, 0)] = absent[first:]
         from_host, copied = self._moves_back(row, image.host, wanted, self._host.pool)
         from_snapshot, others = self._moves_back(row, image.blocks, wanted, self._snapshots)
-        pins = np.concatenate((*copied, *others, NOBODY))
+        live = self._states.restore(row, draft)
+        from_snapshot += tuple(
+            self._move(group, source, self._snapshots, block, self._pool)
+            for group, (source, block) in enumerate(
+                zip(image.states, live, strict=True), len(image.first)
+            )
+        )
+        pins = np.concatenate((*copied, *others, np.array(live, np.intp)))
         op_id = self._transfers.begin(lambda ok: self._restored(request, image, ok), pins)
         draft.cache(Restore(op_id, request.rid, row, image.slot, from_host, from_snapshot))
         self._requests.move(request, Move.RESTORE)
@@ -374,7 +403,8 @@ class Retraction:
     def _still_cached(self, image: Image) -> list[IndexArray]:
         """Return the device's blocks of an image's full pages by column, 0 where it has none."""
         nodes = np.array(self._index.anywhere(image.digests), np.intp)
-        still = [part[nodes].reshape(-1) for part in self._index.blocks]
+        paged = self._index.blocks[: len(image.first)]
+        still = [part[nodes].reshape(-1) for part in paged]
         for part, first in zip(still, image.first, strict=True):
             part[:first] = 0
         return still

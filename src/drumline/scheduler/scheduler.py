@@ -43,6 +43,7 @@ from drumline.scheduler.requests import Request, RequestTable
 from drumline.scheduler.results import Commits
 from drumline.scheduler.retraction import Retraction
 from drumline.scheduler.rows import Rows
+from drumline.scheduler.states import StateSlots
 from drumline.scheduler.tables import BlockTables
 from drumline.scheduler.transfers import Transfers
 
@@ -70,6 +71,7 @@ class Scheduler:
         "_retraction",
         "_round",
         "_rows",
+        "_states",
         "_submitted",
         "_tables",
         "_transfers",
@@ -81,21 +83,30 @@ class Scheduler:
         self._config = config
         self.max_request_tokens = max_request_tokens(config)
         """Longest prompt plus answer that the pool and the model have room for."""
-        slots = [size // group.block_tokens for group in config.groups]
+        slots = [size // group.block_tokens for group in config.paged_groups]
+        slots += [1] * len(config.state_groups)
         self._index = PrefixIndex(size, slots)
         self._pool = BlockPool(config.groups, config.num_pages, self._given_up, self._index.depth)
         self._index.watch(self._pool)
         self._transfers = Transfers(self._pool)
         self._host = HostTier(config, self._pool, self._index, self._transfers)
         ahead = 4 * width * (1 + config.overlap_depth)
-        self._rows = Rows(config.max_rows, len(config.groups), size, ahead)
+        self._rows = Rows(config.max_rows, len(config.paged_groups), size, ahead)
         self._tables = BlockTables(
-            config.groups,
+            config.paged_groups,
             size,
             self.max_request_tokens + width * (1 + config.overlap_depth),
             self._pool,
             self._rows,
             config.unsure_tokens,
+            len(config.state_groups),
+        )
+        self._states = StateSlots(
+            config.state_groups,
+            len(config.paged_groups),
+            self._pool,
+            self._rows,
+            caching=config.prefix_caching,
         )
         self._requests = RequestTable()
         self._kv_events = KvEvents(self._index) if config.kv_events else None
@@ -104,6 +115,7 @@ class Scheduler:
             self._index,
             self._pool,
             self._tables,
+            self._states,
             self._rows,
             self._kv_events,
             self._host.offer if self._host.through else None,
@@ -114,12 +126,19 @@ class Scheduler:
             self._rows,
             self._pool,
             self._tables,
+            self._states,
             Matcher(size, self._index, self._tables, self._host.index),
             self._publication,
             self._host,
         )
         self._decoding = Decoding(
-            config, self._requests, self._rows, self._tables, self._publication, self._end
+            config,
+            self._requests,
+            self._rows,
+            self._tables,
+            self._states,
+            self._publication,
+            self._end,
         )
         self._retraction = Retraction(
             config,
@@ -127,6 +146,7 @@ class Scheduler:
             self._rows,
             self._pool,
             self._tables,
+            self._states,
             self._publication,
             self._decoding,
             self._index,
@@ -224,6 +244,7 @@ class Scheduler:
         self._admission.leave(request)
         if request.state is State.FINISHED and request.row:
             self._tables.close(request.row)
+            self._states.close(request.row)
             self._rows.give_back(request.row)
             request.row = 0
 
@@ -415,7 +436,8 @@ class Scheduler:
         self._pool.check()
         self._index.check(self._pool)
         self._rows.check()
-        self._tables.check(self._transfers.held())
+        self._tables.check([*self._transfers.held(), *self._states.held()])
+        self._states.check()
         self._retraction.check()
         self._host.check(self._retraction.host_blocks())
         self._admission.check()

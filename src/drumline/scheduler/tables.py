@@ -1,4 +1,4 @@
-"""The block tables: which block holds which part of which row, in every group.
+"""The block tables: which block holds which part of which row, in every group that has tokens.
 
 Column i of a group's table covers tokens i*g … (i+1)*g-1 of the row, g being the
 group's block size. Every change is added to the draft of the plan as a patch; the
@@ -22,6 +22,7 @@ class BlockTables:
     """Each group's table, `table[row, column]`, in pool-wide block numbers."""
 
     __slots__ = (
+        "_no_others",
         "_page",
         "_pool",
         "_rows",
@@ -42,7 +43,10 @@ class BlockTables:
         pool: BlockPool,
         rows: Rows,
         unsure_tokens: int = 0,
+        other_groups: int = 0,
     ) -> None:
+        """Take over the first groups of `pool`; the others' blocks are in no table here."""
+        self._no_others = [0] * other_groups
         size = len(rows.owners)
         self._unsure = unsure_tokens
         """Tokens that forwards in flight may yet turn out to have added less than planned."""
@@ -114,16 +118,22 @@ class BlockTables:
             kept = -(-match.tokens // self.block_tokens[group]) if restored else 0
             self._grow(group, row, target, draft, tail, kept)
 
-    def grow(self, row: int, targets: Sequence[int], draft: Draft) -> bool:
-        """Give `row` room for `targets[g]` tokens; False, and nothing happened, without room."""
+    def grow(
+        self, row: int, targets: Sequence[int], draft: Draft, others: Sequence[int] = ()
+    ) -> bool:
+        """Give `row` room for `targets[g]` tokens; False, and nothing happened, without room.
+
+        There is then room for `others` too, blocks of the groups that have no table here.
+        """
         needs = [
             max(-(-target // size) - columns[row], 0)
             for target, size, columns in zip(
                 targets, self.block_tokens, self._rows.columns, strict=True
             )
         ]
-        if any(needs):
-            if not self._pool.make_room(needs):
+        others = others or self._no_others
+        if any(needs) or any(others):
+            if not self._pool.make_room([*needs, *others]):
                 return False
             for group, target in enumerate(targets):
                 self._grow(group, row, target, draft, NOBODY)
@@ -228,7 +238,8 @@ class BlockTables:
             else:
                 added = [columns[row] for row in owners]
             missing.append((owners, added))
-        if not self._pool.make_room([len(owners) for owners, _added in missing]):
+        needs = [len(owners) for owners, _added in missing]
+        if not self._pool.make_room(needs + self._no_others):
             return False
         for group, (owners, added) in enumerate(missing):
             if owners:

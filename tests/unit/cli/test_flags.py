@@ -60,6 +60,7 @@ def test_without_words_every_default_is_the_structs_own():
         (["--enable-mixed-batch"], "schedule.mixed_batch", True),
         (["--mixed-prefill-tokens", "64"], "schedule.mixed_prefill_tokens", 64),
         (["--no-share-prefix-in-flight"], "cache.share_prefix_in_flight", False),
+        (["--no-promote-window-prefixes"], "cache.promote_window_prefixes", False),
         (["--scheduling-policy", "priority"], "schedule.scheduling_policy", "priority"),
         (["--schedule-policy", "fcfs"], "schedule.scheduling_policy", "fcfs"),
         (["--scheduling-patience", "8"], "schedule.scheduling_patience", 8),

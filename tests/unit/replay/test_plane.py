@@ -1,5 +1,6 @@
 from itertools import islice
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -7,7 +8,8 @@ from drumline.contract.outputs import Load, OutputColumns
 from drumline.contract.plan import Batch, Bound, PageCopies, Plan, TablePatch
 from drumline.contract.ports import Dispatch
 from drumline.contract.request import Admission, Sampling
-from drumline.core.errors import InvariantError
+from drumline.contract.specs import AttentionKind, CacheGroup
+from drumline.core.errors import ConfigError, InvariantError
 from drumline.replay.arithmetic import answer
 from drumline.replay.clock import ManualClock
 from drumline.replay.frontend import ScriptedFrontend
@@ -149,3 +151,10 @@ def test_the_scripted_frontend_holds_the_engine_to_the_wire():
     whole.rids = ["a"]
     with pytest.raises(InvariantError, match="'a', which is over or was never submitted"):
         frontend.send(whole, Load(0, 0, 0, 1))
+
+
+def test_state_groups_are_refused_by_name():
+    state = CacheGroup(group_id="state", kind=AttentionKind.STATE, block_tokens=0)
+    specs = small_specs()
+    with pytest.raises(ConfigError, match=r"groups\[state\]"):
+        PagedPlane(msgspec.structs.replace(specs, groups=(*specs.groups, state)))

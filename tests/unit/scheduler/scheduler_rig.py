@@ -16,7 +16,7 @@ import numpy as np
 from drumline.contract.arrays import NO_INTS
 from drumline.contract.cache import CacheAck, CacheOp, LoadBack, Restore, Snapshot, WriteBack
 from drumline.contract.plan import Batch, Plan, decode_plan, encode_plan
-from drumline.contract.specs import CacheGroup
+from drumline.contract.specs import AttentionKind, CacheGroup
 from drumline.scheduler.config import SchedulerConfig
 from drumline.scheduler.events import Aborted, Finished, RequestSpec, Results
 from drumline.scheduler.scheduler import Scheduler
@@ -147,16 +147,20 @@ class Rig:
         self.scheduler.advance_head([CacheAck(op.op_id, ok)])
         self.scheduler.check()
 
+    def _size(self, group: int) -> int:
+        """What a block has slots for: tokens, or the one thing that a state group carries."""
+        return self.config.groups[group].block_tokens or 1
+
     def _move(self, moves, sources, targets) -> None:
         for part in moves:
-            size = self.config.groups[part.group].block_tokens
+            size = self._size(part.group)
             for source, target in zip(part.sources.tolist(), part.targets.tolist(), strict=True):
                 for slot in range(size):
                     targets[part.group][target, slot] = sources[part.group].get((source, slot))
 
     def _spoil(self, moves, targets) -> None:
         for part in moves:
-            size = self.config.groups[part.group].block_tokens
+            size = self._size(part.group)
             for target in part.targets.tolist():
                 targets[part.group].update({(target, slot): GARBAGE for slot in range(size)})
 
@@ -168,14 +172,14 @@ class Rig:
             if isinstance(op, Snapshot):
                 self._move(op.moves, self.memory, self.snapshots)
         for copies in plan.copies:
-            memory, size = self.memory[copies.group], self.config.groups[copies.group].block_tokens
+            memory, size = self.memory[copies.group], self._size(copies.group)
             for source, target in zip(
                 copies.sources.tolist(), copies.targets.tolist(), strict=True
             ):
                 for slot in range(size):
                     memory[target, slot] = memory.get((source, slot), 0)
         for zeroes in plan.zeroes:
-            memory, size = self.memory[zeroes.group], self.config.groups[zeroes.group].block_tokens
+            memory, size = self.memory[zeroes.group], self._size(zeroes.group)
             for page in zeroes.blocks.tolist():
                 for slot in range(size):
                     memory[page, slot] = 0
@@ -197,7 +201,10 @@ class Rig:
             strict=True,
         ):
             for index, group in enumerate(self.config.groups):
-                self._feed(index, group, row, start, count)
+                if group.kind is AttentionKind.STATE:
+                    self._carry(index, row, start, count)
+                else:
+                    self._feed(index, group, row, start, count)
 
     def _feed(self, index: int, group: CacheGroup, row: int, start: int, count: int) -> None:
         size, table, memory = group.block_tokens, self.tables[index][row], self.memory[index]
@@ -216,6 +223,19 @@ class Rig:
         for position in range(start, start + count):
             value = GARBAGE if spoilt else history[position]
             memory[int(table[position // size]), position % size] = value
+
+    def _carry(self, index: int, row: int, start: int, count: int) -> None:
+        """Read what is carried up to `start` and write what is behind `count` more tokens."""
+        memory = self.memory[index]
+        read, written = self.tables[index][row, :2].tolist()
+        assert written > 0, "no block to write what is carried"
+        history = self._history(self.bound[row], start + count)
+        seen = memory.get((read or written, 0))
+        if seen == GARBAGE:
+            assert self.failed_loads, f"what is carried up to {start} is known to be garbage"
+        elif self.config.decode_tokens == 1:
+            assert seen == (history[start - 1] if start else 0), f"another carried up to {start}"
+        memory[written, 0] = GARBAGE if seen == GARBAGE else history[start + count - 1]
 
     def _history(self, rid: str, tokens: int) -> list[int]:
         history, prompt = self.histories[rid], self.prompts[rid]

@@ -31,6 +31,10 @@ PACKED = CacheGroup(group_id="packed", block_tokens=4, blocks_per_parent=3)
 WINDOW = CacheGroup(
     group_id="window", kind=AttentionKind.SLIDING_WINDOW, block_tokens=4, window_tokens=6
 )
+STATE = CacheGroup(group_id="state", kind=AttentionKind.STATE, block_tokens=0)
+PACKED_STATE = CacheGroup(
+    group_id="packed state", kind=AttentionKind.STATE, block_tokens=0, blocks_per_parent=3
+)
 
 
 class Pair:
@@ -41,11 +45,23 @@ class Pair:
         plain = config(**changes)
         # With a forward in flight, theirs offers decoded pages a round later.
         self.events_agree = plain.prefix_caching and plain.overlap_depth == 0
-        self.config = config(share_in_flight=False, kv_events=self.events_agree, **changes)
+        self.config = config(
+            share_in_flight=False, promote_windows=False, kv_events=self.events_agree, **changes
+        )
         self.ours, self.theirs = Rig(self.config), Published(self.config)
+        self.ours.scheduler._pool._forget = self.given_up(self.ours.scheduler._pool._forget)
         self.live: list[str] = []
         self.number = 0
         self.story: list[object] = []
+
+    def given_up(self, forget):
+        """Note that cached blocks go: of equally old ones others may go in theirs."""
+
+        def noted(group, blocks):
+            self.events_agree = False
+            forget(group, blocks)
+
+        return noted
 
     def step(self) -> None:
         roll = self.random.random()
@@ -183,6 +199,15 @@ class Pair:
         {"num_pages": 300, "groups": (FULL, PACKED)},
         {"num_pages": 60, "max_rows": 4, "groups": (FULL, PACKED)},
         {"num_pages": 300, "groups": (FULL, WINDOW, PACKED), "prefix_granularity": 8},
+        {"num_pages": 300, "groups": (FULL, STATE)},
+        {"num_pages": 300, "groups": (FULL, STATE), "max_scheduled_tokens": 12},
+        {
+            "num_pages": 300,
+            "groups": (FULL, PACKED, WINDOW, PACKED_STATE, STATE),
+            "prefix_granularity": 8,
+        },
+        {"num_pages": 400, "groups": (FULL, STATE), "overlap_depth": 1},
+        {"num_pages": 300, "groups": (FULL, STATE), "decode_tokens": 3},
     ],
 )
 def test_plans_agree(shape, caching, mixed, seed):

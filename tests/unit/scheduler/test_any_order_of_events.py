@@ -24,6 +24,10 @@ SMALL_WINDOW = CacheGroup(
     window_tokens=3,
     blocks_per_parent=2,
 )
+STATE = CacheGroup(group_id="state", kind=AttentionKind.STATE, block_tokens=0)
+PACKED_STATE = CacheGroup(
+    group_id="packed state", kind=AttentionKind.STATE, block_tokens=0, blocks_per_parent=3
+)
 MAY_FINISH = (State.PREFILLED, State.DECODING, State.RETRACTED, State.RESTORING)
 SHAPES = [
     (FULL,),
@@ -33,6 +37,9 @@ SHAPES = [
     (PACKED, WINDOW, SMALL_WINDOW),
     (FULL, PACKED),
     (WINDOW,),
+    (FULL, STATE),
+    (PACKED, WINDOW, PACKED_STATE, STATE),
+    (SMALL_WINDOW, PACKED_STATE),
 ]
 
 
@@ -47,6 +54,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         mixed=st.booleans(),
         caching=st.booleans(),
         sharing=st.booleans(),
+        promoting=st.booleans(),
         parts=st.sampled_from([1, 2]),
         width=st.sampled_from([1, 1, 3]),
         groups=st.sampled_from(SHAPES),
@@ -74,6 +82,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         mixed,
         caching,
         sharing,
+        promoting,
         parts,
         width,
         groups,
@@ -93,6 +102,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             mixed_batch=mixed,
             prefix_caching=caching,
             share_in_flight=sharing,
+            promote_windows=promoting,
             decode_tokens=width,
             num_host_pages=host if caching else 1,
             host_write_policy=writes,

@@ -4,7 +4,7 @@ import random
 
 import pytest
 from scheduler_rig import Rig
-from test_any_order_of_events import FULL, PACKED, SMALL_WINDOW, WINDOW
+from test_any_order_of_events import FULL, PACKED, PACKED_STATE, SMALL_WINDOW, STATE, WINDOW
 
 from drumline.contract.cache import CacheAck, LoadBack, Restore, Snapshot, WriteBack
 from drumline.contract.plan import AbortReason, encode_plan
@@ -304,8 +304,14 @@ def test_a_tier_without_prefix_caching_is_refused():
 @pytest.mark.parametrize("failing", [False, True])
 @pytest.mark.parametrize(
     "groups",
-    [(FULL,), (PACKED,), (FULL, WINDOW), (PACKED, WINDOW, SMALL_WINDOW), (WINDOW,)],
-    ids=["full", "packed", "window", "three", "window alone"],
+    [
+        (FULL,),
+        (PACKED,),
+        (FULL, WINDOW),
+        (SMALL_WINDOW, PACKED_STATE),
+        (PACKED, WINDOW, STATE),
+    ],
+    ids=["full", "packed", "window", "window and state", "all kinds"],
 )
 def test_conversations_read_what_they_wrote_wherever_it_went(groups, policy, failing):
     seen: dict[str, int] = {}
