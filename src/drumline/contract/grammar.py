@@ -24,6 +24,16 @@ class GrammarKind(StrEnum):
     CHOICE = "choice"
     """One of several strings; the source is a JSON list of them."""
 
+    @property
+    def holds_json(self) -> bool:
+        """Whether what matches is JSON, or text with JSON in it."""
+        return self in _JSON_KINDS
+
+
+_JSON_KINDS = frozenset(
+    {GrammarKind.JSON_SCHEMA, GrammarKind.JSON_OBJECT, GrammarKind.STRUCTURAL_TAG}
+)
+
 
 class GrammarKey(Struct, frozen=True, order=True):
     """A grammar as its client wrote it; equal keys share one compiled grammar."""
@@ -54,8 +64,8 @@ class Matcher(Protocol):
     def terminated(self) -> bool:
         """Whether a stop id was accepted. Nothing may be filled or accepted from there on."""
 
-    def fill(self, mask: IntArray) -> None:
-        """Write which ids may come next to `mask`, int32 `[words]`.
+    def fill(self, masks: IntArray, row: int) -> None:
+        """Write which ids may come next to a row of `masks`, contiguous int32 `[rows, words]`.
 
         Raises GrammarFaultError when the grammar cannot go on.
         """

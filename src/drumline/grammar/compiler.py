@@ -70,7 +70,7 @@ class GrammarCache:
         self._lock = threading.Lock()
         self._loading = threading.Lock()
         self._records: OrderedDict[GrammarKey, _Record] = OrderedDict()
-        self._queue: queue.SimpleQueue[tuple[GrammarKey, Prepared] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[GrammarKey | None] = queue.SimpleQueue()
         self._pending = 0
         self._threads: list[threading.Thread] = []
         self._trials: list[Trial] = []
@@ -91,13 +91,7 @@ class GrammarCache:
                 self._records.move_to_end(key)
                 if not self._due_again(record):
                     return record.state
-        # Checked without the lock: a source may have many kilobytes.
-        try:
-            checked = prepared(key)
-        except RefusedGrammarError as error:
-            return self._keep(key, GrammarFailure(str(error), permanent=True))
-        with self._lock:
-            return self._begin(key, checked)
+            return self._begin(key)
 
     def state(self, key: GrammarKey) -> GrammarState:
         """Return what is known of a grammar; one that was forgotten is compiled anew."""
@@ -132,14 +126,12 @@ class GrammarCache:
             and self._clock.now_us() - record.failed_us >= RETRY_US
         )
 
-    def _begin(self, key: GrammarKey, checked: Prepared) -> GrammarState:
+    def _begin(self, key: GrammarKey) -> GrammarState:
         record = self._records.get(key)
         if record is None:
             if self._pending >= MAX_PENDING or self._closed:
                 return GrammarFailure("too many grammars wait for their compile", permanent=False)
             record = self._records[key] = _Record()
-        elif not self._due_again(record):
-            return record.state
         record.state = _COMPILING
         self._pending += 1
         if len(self._threads) < min(self._config.grammar_workers, self._pending):
@@ -147,22 +139,25 @@ class GrammarCache:
             thread = threading.Thread(target=self._run, name=f"grammar-{number}", daemon=True)
             self._threads.append(thread)
             thread.start()
-        self._queue.put((key, checked))
+        self._queue.put(key)
         return record.state
 
     def _run(self) -> None:
         """Compile what is queued. Thread: one of the compiler's own."""
         trial: Trial | None = None
-        while (asked := self._queue.get()) is not None:
-            key, checked = asked
+        while (key := self._queue.get()) is not None:
             state: Grammar | GrammarFailure
             try:
+                # Checked here and not where it is asked for: a source may have many kilobytes.
+                checked = prepared(key)
                 trial = trial or self._new_trial()
                 state = self._compile(key, checked, trial)
+            except RefusedGrammarError as error:
+                state = GrammarFailure(str(error), permanent=True)
             except Exception as error:  # one grammar's trouble is no reason to end for others
                 _log.exception("compiling grammar %s failed", key)
                 state = GrammarFailure(f"compiling it failed: {error}", permanent=False)
-            self._keep(key, state, was_pending=True)
+            self._keep(key, state)
 
     def _new_trial(self) -> Trial:
         config = self._config
@@ -185,8 +180,6 @@ class GrammarCache:
             backend = self._loaded()
             trial.attempt(checked)
             return backend.compile(checked)
-        except RefusedGrammarError as error:
-            return GrammarFailure(str(error), permanent=True)
         except CompileTimeoutError:
             _log.warning("grammar %s did not compile within %g s", key, limit_s)
             return GrammarFailure(f"it did not compile within {limit_s:g} s", permanent=False)
@@ -201,13 +194,11 @@ class GrammarCache:
                 self._backend = open_backend(self._config.grammar_backend, self._vocabulary)
             return self._backend
 
-    def _keep(
-        self, key: GrammarKey, state: Grammar | GrammarFailure, *, was_pending: bool = False
-    ) -> GrammarState:
+    def _keep(self, key: GrammarKey, state: Grammar | GrammarFailure) -> None:
         with self._lock:
-            record = self._records.setdefault(key, _Record())
+            record = self._records[key]
             record.state = state
-            self._pending -= was_pending
+            self._pending -= 1
             if isinstance(state, GrammarFailure) and not state.permanent:
                 record.tries += 1
                 record.failed_us = self._clock.now_us()
@@ -218,7 +209,6 @@ class GrammarCache:
             else:
                 record.tries = 0
             self._forget()
-            return record.state
 
     def _forget(self) -> None:
         """Drop the records that were asked for longest ago; never one that compiles."""

@@ -12,6 +12,7 @@ from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from drumline.contract.arrays import IntArray
 from drumline.contract.grammar import GrammarFaultError, GrammarKind
+from drumline.grammar.blanks import BlankRun, Blanks
 from drumline.grammar.bounds import RefusedGrammarError
 from drumline.grammar.prepare import Prepared
 from drumline.grammar.vocabulary import Vocabulary
@@ -27,6 +28,7 @@ class LlguidanceBackend:
             eos_token=list(vocabulary.stop_ids),
         )
         self._stop_ids = vocabulary.stop_ids
+        self._blanks = Blanks(vocabulary)
 
     def compile(self, prepared: Prepared) -> "LlguidanceGrammar":
         """Return the checked grammar. Raises RefusedGrammarError for one that is none."""
@@ -39,31 +41,39 @@ class LlguidanceBackend:
         first = LLMatcher(self._tokenizer, written, log_level=0)
         if first.is_error():
             raise RefusedGrammarError(first.get_error())
-        return LlguidanceGrammar(first, self._stop_ids, self._tokenizer.vocab_size)
+        blanks = self._blanks if prepared.kind.holds_json else None
+        return LlguidanceGrammar(first, self._stop_ids, self._tokenizer.vocab_size, blanks)
 
 
 class LlguidanceGrammar:
     """A grammar that was checked. Thread: any."""
 
-    __slots__ = ("_first", "_size", "_stop_ids")
+    __slots__ = ("_blanks", "_first", "_size", "_stop_ids")
 
-    def __init__(self, first: LLMatcher, stop_ids: tuple[int, ...], size: int) -> None:
+    def __init__(
+        self, first: LLMatcher, stop_ids: tuple[int, ...], size: int, blanks: Blanks | None
+    ) -> None:
         self._first = first
         self._size = size
         self._stop_ids = stop_ids
+        self._blanks = blanks
 
     def matcher(self) -> "LlguidanceMatcher":
         """Return a matcher that stands at the beginning."""
-        return LlguidanceMatcher(self._first.deep_copy(), self._stop_ids, self._size)
+        run = None if self._blanks is None else BlankRun(self._blanks)
+        return LlguidanceMatcher(self._first.deep_copy(), self._stop_ids, self._size, run)
 
 
 class LlguidanceMatcher:
     """Implements `contract.grammar.Matcher`."""
 
-    __slots__ = ("_matcher", "_size", "_stopped", "stop_ids")
+    __slots__ = ("_matcher", "_run", "_size", "_stopped", "stop_ids")
 
-    def __init__(self, matcher: LLMatcher, stop_ids: tuple[int, ...], size: int) -> None:
+    def __init__(
+        self, matcher: LLMatcher, stop_ids: tuple[int, ...], size: int, run: BlankRun | None
+    ) -> None:
         self._matcher = matcher
+        self._run = run
         self._size = size
         self._stopped = False
         self.stop_ids = stop_ids
@@ -72,27 +82,36 @@ class LlguidanceMatcher:
     def terminated(self) -> bool:
         return self._stopped
 
-    def fill(self, mask: IntArray) -> None:
-        """Write which ids may come next to `mask`."""
+    def fill(self, masks: IntArray, row: int) -> None:
+        """Write which ids may come next to a row of `masks`."""
+        mask = masks[row]
         try:
             self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
         except ValueError as error:
             raise GrammarFaultError(str(error)) from None
         if self._matcher.is_error():
             raise GrammarFaultError(self._matcher.get_error())
+        if self._run is not None:
+            self._run.cut(mask)
 
     def accept(self, token: int) -> bool:
         """Take a token; False if it does not fit here, which changes nothing."""
-        # A token that does not fit would leave the matcher in an error for good.
         if self._stopped or not 0 <= token < self._size:
             return False
         if token in self.stop_ids:
-            self._stopped = self._matcher.is_accepting()
-            return self._stopped
-        return bool(self._matcher.validate_tokens([token])) and self._matcher.consume_token(token)
+            taken = self._stopped = bool(self._matcher.is_accepting())
+        else:
+            # A token that does not fit would leave the matcher in an error for good.
+            fits = self._matcher.validate_tokens([token]) == 1
+            taken = fits and bool(self._matcher.consume_token(token))
+        if taken and self._run is not None:
+            self._run.accepted(token)
+        return taken
 
     def rollback(self, tokens: int) -> None:
         """Undo the last `tokens` accepted ones."""
+        if self._run is not None:
+            self._run.rolled_back(tokens)
         if tokens and self._stopped:
             # The end is known here alone: to the library it is no token.
             self._stopped = False

@@ -12,14 +12,13 @@ import xgrammar
 
 from drumline.contract.arrays import IntArray
 from drumline.contract.grammar import GrammarFaultError, GrammarKind
+from drumline.grammar.blanks import BlankRun, Blanks
 from drumline.grammar.bounds import RefusedGrammarError
 from drumline.grammar.prepare import Prepared
 from drumline.grammar.vocabulary import Vocabulary
 
 _PLACE = re.compile(r"^\[[^\]]*\] \S+\.(?:cc|h):\d+: ")
 """What the library puts before a message: the time, and a place in its source."""
-_MAX_WHITESPACE = 16
-"""Characters of white space between two parts: a small model would go on with it for ever."""
 _CONTROL = re.compile(rb"[\x00-\x09\x0b\x0c\x0e-\x1f]")
 
 
@@ -33,11 +32,13 @@ class XgrammarBackend:
         texts = tuple(b"" if _CONTROL.search(piece) else piece for piece in vocabulary.pieces)
         self._json = _compiler(texts, vocabulary.stop_ids)
         self._stop_ids = vocabulary.stop_ids
+        self._blanks = Blanks(vocabulary)
 
     def compile(self, prepared: Prepared) -> "XgrammarGrammar":
         """Return the compiled grammar. Raises RefusedGrammarError for one that never compiles."""
+        blanks = self._blanks if prepared.kind.holds_json else None
         try:
-            return XgrammarGrammar(self._compiled(prepared), self._stop_ids)
+            return XgrammarGrammar(self._compiled(prepared), self._stop_ids, blanks)
         except (RuntimeError, ValueError, TypeError) as error:
             raise RefusedGrammarError(_PLACE.sub("", str(error)).strip()) from None
 
@@ -46,9 +47,7 @@ class XgrammarBackend:
         match prepared.kind:
             case GrammarKind.JSON_SCHEMA | GrammarKind.JSON_OBJECT:
                 # What is closed is written into the schema; see the schema module.
-                return self._json.compile_json_schema(
-                    source, strict_mode=False, max_whitespace_cnt=_MAX_WHITESPACE
-                )
+                return self._json.compile_json_schema(source, strict_mode=False)
             case GrammarKind.REGEX:
                 return plain.compile_regex(source)
             case GrammarKind.EBNF:
@@ -89,46 +88,68 @@ class XgrammarBackend:
 class XgrammarGrammar:
     """A compiled grammar. Thread: any."""
 
-    __slots__ = ("_compiled", "_stop_ids")
+    __slots__ = ("_blanks", "_compiled", "_stop_ids")
 
-    def __init__(self, compiled: xgrammar.CompiledGrammar, stop_ids: tuple[int, ...]) -> None:
+    def __init__(
+        self,
+        compiled: xgrammar.CompiledGrammar,
+        stop_ids: tuple[int, ...],
+        blanks: Blanks | None,
+    ) -> None:
         self._compiled = compiled
         self._stop_ids = stop_ids
+        self._blanks = blanks
 
     def matcher(self) -> "XgrammarMatcher":
         """Return a matcher that stands at the beginning."""
-        return XgrammarMatcher(xgrammar.GrammarMatcher(self._compiled), self._stop_ids)
+        run = None if self._blanks is None else BlankRun(self._blanks)
+        return XgrammarMatcher(xgrammar.GrammarMatcher(self._compiled), self._stop_ids, run)
 
 
 class XgrammarMatcher:
     """Implements `contract.grammar.Matcher`."""
 
-    __slots__ = ("_matcher", "stop_ids")
+    __slots__ = ("_matcher", "_run", "stop_ids", "terminated")
 
-    def __init__(self, matcher: xgrammar.GrammarMatcher, stop_ids: tuple[int, ...]) -> None:
+    def __init__(
+        self,
+        matcher: xgrammar.GrammarMatcher,
+        stop_ids: tuple[int, ...],
+        run: BlankRun | None,
+    ) -> None:
         self._matcher = matcher
+        self._run = run
         self.stop_ids = stop_ids
+        self.terminated = False
 
-    @property
-    def terminated(self) -> bool:
-        return bool(self._matcher.is_terminated())
-
-    def fill(self, mask: IntArray) -> None:
-        """Write which ids may come next to `mask`."""
+    def fill(self, masks: IntArray, row: int) -> None:
+        """Write which ids may come next to a row of `masks`."""
         # The library leaves rows that allow all ids as they are.
+        mask = masks[row]
         mask.fill(-1)
         try:
-            self._matcher.fill_next_token_bitmask(mask.reshape(1, -1), 0)
+            self._matcher.fill_next_token_bitmask(masks, row)
         except RuntimeError as error:
             raise GrammarFaultError(_PLACE.sub("", str(error)).strip()) from None
+        if self._run is not None:
+            self._run.cut(mask)
 
     def accept(self, token: int) -> bool:
         """Take a token; False if it does not fit here, which changes nothing."""
-        return not self.terminated and bool(self._matcher.accept_token(token))
+        # One that has ended takes nothing, by itself.
+        taken = bool(self._matcher.accept_token(token))
+        if taken:
+            self.terminated = token in self.stop_ids
+            if self._run is not None:
+                self._run.accepted(token)
+        return taken
 
     def rollback(self, tokens: int) -> None:
         """Undo the last `tokens` accepted ones."""
         self._matcher.rollback(tokens)
+        self.terminated = self.terminated and not tokens
+        if self._run is not None:
+            self._run.rolled_back(tokens)
 
 
 def _compiler(pieces: Sequence[bytes], stop_ids: Sequence[int]) -> xgrammar.GrammarCompiler:

@@ -162,8 +162,8 @@ class PagedPlane:
         matcher = self._matchers.get(rid)
         if matcher is None or matcher.terminated:
             return token
-        words = np.zeros((self._vocab_size + 31) // 32, np.int32)
-        matcher.fill(words)
+        words = np.zeros((1, (self._vocab_size + 31) // 32), np.int32)
+        matcher.fill(words, 0)
         bits = np.unpackbits(words.view(np.uint8), count=self._vocab_size, bitorder="little")
         allowed = np.flatnonzero(bits)
         token = int(allowed[token % len(allowed)])

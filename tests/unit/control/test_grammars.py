@@ -38,11 +38,11 @@ class Follower:
     def terminated(self):
         return self.at == len(self.ids)
 
-    def fill(self, mask):
+    def fill(self, masks, row):
         assert not self.terminated
-        mask.fill(0)
+        masks[row] = 0
         token = self.ids[self.at]
-        mask[token // 32] = np.int32(1) << (token % 32)
+        masks[row, token // 32] = np.int32(1) << (token % 32)
 
     def accept(self, token):
         fits = token == self.ids[self.at]

@@ -5,6 +5,7 @@ import torch
 
 from drumline.contract.grammar import Attachment, GrammarFaultError
 from drumline.contract.request import Admission, Sampling
+from drumline.device.sampling.constraints import keep
 from drumline.device.sampling.sampler import Sampler
 
 from .conftest import ints
@@ -29,12 +30,12 @@ class Counting:
     def terminated(self):
         return self.at == VOCAB
 
-    def fill(self, mask):
+    def fill(self, masks, row):
         assert not self.terminated
         if self.fails:
             raise GrammarFaultError("too complex")
-        mask.fill(0)
-        mask.view(np.uint32)[self.at // 32] = 1 << (self.at % 32)
+        masks[row] = 0
+        masks[row].view(np.uint32)[self.at // 32] = 1 << (self.at % 32)
 
     def accept(self, token):
         self.taken.append(token)
@@ -44,6 +45,21 @@ class Counting:
 
     def rollback(self, tokens):
         self.at -= tokens
+
+
+class Choosing(Counting):
+    """Allows the first ids, always the same."""
+
+    def __init__(self, count=20):
+        super().__init__(0)
+        self.count = count
+
+    def fill(self, masks, row):
+        masks[row] = 0
+        masks[row].view(np.uint32)[0] = (1 << self.count) - 1
+
+    def accept(self, token):
+        return token < self.count
 
 
 def sampler_of(grammars, **sampling):
@@ -112,3 +128,48 @@ def test_a_request_keeps_its_place_in_its_grammar_when_it_changes_rows():
     sample(sampler, [1])
     sampler.bind(2, "r1")
     assert sample(sampler, [2]).tokens.tolist() == [4]
+
+
+def test_a_row_keeps_what_its_mask_allows_however_much_that_is():
+    vocab = 9999  # no multiple of what a word holds
+    draw = np.random.default_rng(3)
+    counts = [0, 1, 2, 300, 2048, 2049, 5000, 7950, 7951, 9000, 9998, 9999]
+    allowed = np.zeros((len(counts), 32 * 313), np.bool_)
+    for row, count in enumerate(counts):
+        allowed[row, draw.choice(vocab, count, replace=False)] = True
+    allowed[::2, vocab:] = True  # bits behind the vocabulary mean nothing
+    words = np.packbits(allowed, axis=1, bitorder="little").view(np.int32)
+    logits = torch.randn(len(counts) + 2, vocab)
+    rows = draw.permutation(len(counts) + 2)[: len(counts)]
+    expected = logits.clone()
+    for row, kept in zip(rows, allowed, strict=True):
+        expected[row, torch.from_numpy(~kept[:vocab])] = -torch.inf
+    before = logits.clone()
+    handful, stuck = keep(logits, rows, words)
+    assert stuck == [rows[0]]
+    assert handful.rows.tolist() == rows[:3].tolist()
+    # A handful is kept aside; what it was taken from stays as it was.
+    assert torch.equal(logits[handful.rows], before[handful.rows])
+    logits[handful.rows] = -torch.inf
+    for row, ids, values in zip(handful.rows, handful.ids, handful.logits, strict=True):
+        found = values > -torch.inf
+        logits[row, ids[found]] = values[found]
+    assert torch.equal(logits, expected)
+
+
+def test_a_row_draws_the_same_whether_it_is_a_handful_alone_or_beside_others():
+    logits = torch.randn(5, VOCAB, generator=torch.Generator().manual_seed(1))
+
+    def drawn(rows):
+        sampler = sampler_of([Choosing(), Choosing(), None, Choosing(9)])
+        sampled = sampler.sample(logits[rows].clone(), ints(*rows), ints(*[7] * len(rows)))
+        return sampled.tokens.tolist()[rows.index(2)]
+
+    assert drawn([2]) == drawn([1, 2, 3]) == drawn([4, 2])
+
+
+def test_a_grammar_that_leaves_nothing_is_a_fault_and_no_other_row_is_touched():
+    sampler = sampler_of([Choosing(0), Counting(4)])
+    sampled = sample(sampler, [1, 2])
+    assert sampled.faults == (0,)
+    assert sampled.tokens.tolist()[1] == 4

@@ -25,11 +25,11 @@ class Library:
         llguidance masks one way of spelling what is certain, and takes any.
         """
         matcher = grammar.matcher()
-        mask = np.zeros(self.vocabulary.mask_words, np.int32)
+        mask = np.zeros((1, self.vocabulary.mask_words), np.int32)
         for token in [*self.tokenizer.encode(text, add_special=False), EOS]:
             if masked:
-                matcher.fill(mask)
-            allowed = bool(mask[token // 32] >> (token % 32) & 1)
+                matcher.fill(mask, 0)
+            allowed = bool(mask[0, token // 32] >> (token % 32) & 1)
             taken = matcher.accept(token)
             if masked:
                 assert taken or not allowed

@@ -66,10 +66,11 @@ def test_no_worker_and_no_thread_exist_before_the_first_grammar(opened):
     assert not [t for t in threading.enumerate() if t.name.startswith("grammar-")]
 
 
-def test_a_grammar_that_can_never_compile_says_so_at_once_and_stays(opened):
+def test_a_grammar_that_is_refused_needs_no_worker_and_stays_refused(opened):
     cache = opened()
     key = GrammarKey(GrammarKind.JSON_SCHEMA, '{"not": {"type": "string"}}')
-    state = cache.request(key)
+    cache.request(key)
+    state = settled(cache, key)
     assert state == GrammarFailure("at #: the keyword not is not supported", permanent=True)
     assert cache.request(key) is state
     assert cache.workers == []

@@ -87,9 +87,9 @@ def test_what_is_no_grammar_is_refused_or_compiles_and_never_crashes(library, ki
 def test_ids_that_mark_structure_are_never_allowed(library, tokenizer):
     grammar = compiled(library, "regex", "(.|\n)*")
     matcher = grammar.matcher()
-    mask = np.zeros(library.vocabulary.mask_words, np.int32)
-    matcher.fill(mask)
-    bits = np.unpackbits(mask.view(np.uint8), bitorder="little")[: library.vocabulary.size]
+    mask = np.zeros((1, library.vocabulary.mask_words), np.int32)
+    matcher.fill(mask, 0)
+    bits = np.unpackbits(mask[0].view(np.uint8), bitorder="little")[: library.vocabulary.size]
     special = [id_ for id_ in range(library.vocabulary.size) if tokenizer.is_special(id_)]
     assert special
     assert not bits[[id_ for id_ in special if id_ != EOS]].any()
@@ -125,11 +125,11 @@ def walk(library, grammar, draw, longest):
     """Return a text drawn from the masks, token by token, and whether the grammar ended it."""
     matcher = grammar.matcher()
     vocabulary = library.vocabulary
-    mask = np.zeros(vocabulary.mask_words, np.int32)
+    mask = np.zeros((1, vocabulary.mask_words), np.int32)
     text = b""
     for _ in range(longest):
-        matcher.fill(mask)
-        bits = np.unpackbits(mask.view(np.uint8), bitorder="little")[: vocabulary.size]
+        matcher.fill(mask, 0)
+        bits = np.unpackbits(mask[0].view(np.uint8), bitorder="little")[: vocabulary.size]
         allowed = np.flatnonzero(bits)
         assert len(allowed)
         # Whatever brings the end nearer is drawn as often as anything else.

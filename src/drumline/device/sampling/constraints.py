@@ -9,45 +9,126 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 import torch
+from msgspec import Struct
 from torch import Tensor
 
+from drumline.contract.arrays import FloatArray, IntArray
 from drumline.contract.grammar import GrammarFaultError, Matcher
 
 Indices = npt.NDArray[np.int64]
 
+HANDFUL = 256
+"""Ids of which a row is drawn by itself, without the other ids of the vocabulary."""
+_NAMED = 2048
+"""A row of which a mask forbids at most so many ids is touched id by id."""
+_BITS = 32
 
-def mask(logits: Tensor, indices: Indices, matchers: Sequence[Matcher]) -> list[int]:
+
+class Handful(Struct, frozen=True, eq=False):
+    """The rows of a batch to which their grammars leave a handful of ids.
+
+    They are always `HANDFUL` wide, whatever else is in the batch: what a row draws may not
+    depend on others, in its last bit neither. Unused places have a logit of -inf.
+    """
+
+    rows: Indices
+    ids: Tensor
+    """`[rows, HANDFUL]`, int64, ascending."""
+    logits: Tensor
+    """`[rows, HANDFUL]`"""
+
+
+def mask(
+    logits: Tensor, indices: Indices, matchers: Sequence[Matcher]
+) -> tuple[Handful, list[int]]:
     """Leave the rows `indices` of `logits` what their matchers allow; return whose failed.
 
-    `logits` is `[rows, vocab]`. A matcher whose grammar ended allows everything: its
-    request is over, and what is drawn for it is nobody's.
+    `logits` is `[rows, vocab]`; rows of a handful are not changed there. A matcher whose
+    grammar ended allows everything: its request is over, and what is drawn for it is nobody's.
     """
-    vocab = logits.shape[1]
-    words = np.empty((vocab + 31) // 32, np.int32)
-    faults = []
+    words = np.empty((len(matchers), -(-logits.shape[1] // _BITS)), np.int32)
+    rows: list[int] = []
+    faults: list[int] = []
     for index, matcher in zip(map(int, indices), matchers, strict=True):
         if matcher.terminated:
             continue
         try:
-            matcher.fill(words)
+            matcher.fill(words, len(rows))
         except GrammarFaultError:
             faults.append(index)
-            continue
-        bits = np.unpackbits(words.view(np.uint8), count=vocab, bitorder="little")
-        _keep(logits[index], bits.view(np.bool_))
-    return faults
+        else:
+            rows.append(index)
+    handful, stuck = keep(logits, np.array(rows, np.int64), words[: len(rows)])
+    return handful, faults + stuck
 
 
-def _keep(row: Tensor, allowed: npt.NDArray[np.bool_]) -> None:
-    """Leave a row, `[vocab]`, what is allowed, by touching the fewer ids of the two kinds."""
-    if 2 * np.count_nonzero(allowed) < len(allowed):
-        ids = torch.from_numpy(np.flatnonzero(allowed)).to(row.device)
-        kept = row[ids]
-        row.fill_(-torch.inf)
-        row[ids] = kept
-    else:
-        ids = torch.from_numpy(np.flatnonzero(~allowed)).to(row.device)
-        row.index_fill_(0, ids, -torch.inf)
+def keep(logits: Tensor, rows: Indices, words: IntArray) -> tuple[Handful, list[int]]:
+    """Leave `rows` of `logits` the ids whose bits are set in `words`, `[len(rows), words]`.
+
+    Returns the rows of a handful, which are left as they are, and the rows without any.
+    In most places a grammar allows a handful of ids, or all but some hundred: then only
+    those are looked at, which the packed bits find for all rows together.
+    """
+    vocab = logits.shape[1]
+    if vocab % _BITS:
+        # Bits behind the vocabulary mean nothing.
+        words[:, -1] &= (1 << vocab % _BITS) - 1
+    allowed = np.bitwise_count(words.view(np.uint32)).sum(1, dtype=np.int64)
+    few = np.flatnonzero(allowed <= HANDFUL)
+    others = allowed > HANDFUL
+    many = np.flatnonzero(others & (vocab - allowed <= _NAMED))
+    forbidden = ~words[many]
+    if vocab % _BITS:
+        forbidden[:, -1] &= (1 << vocab % _BITS) - 1
+    places = _places(forbidden, rows[many] * vocab, vocab - allowed[many])
+    logits.view(-1).index_fill_(0, _on(logits, places), -torch.inf)
+    for index in np.flatnonzero(others & (vocab - allowed > _NAMED)):
+        # Adding costs the same whatever the bits are; choosing by a mask branches at each id.
+        added = _ADDED[words[index].view(np.uint8)].reshape(-1)[:vocab]
+        logits[int(rows[index])].add_(_on(logits, added))
+    stuck = [int(row) for row in rows[allowed == 0]]
+    return _handful(logits, rows[few], words[few], allowed[few]), stuck
+
+
+def _handful(logits: Tensor, rows: Indices, words: IntArray, counts: Indices) -> Handful:
+    starts = rows * logits.shape[1]
+    places = _places(words, starts, counts)
+    begins = np.cumsum(counts) - counts
+    # Where each stands in `[rows, HANDFUL]`.
+    at = np.arange(len(places)) + np.repeat(np.arange(len(rows)) * HANDFUL - begins, counts)
+    ids = np.zeros((len(rows), HANDFUL), np.int64)
+    ids.reshape(-1)[at] = places - np.repeat(starts, counts)
+    values = logits.new_full((len(rows), HANDFUL), -torch.inf)
+    values.view(-1)[_on(logits, at)] = logits.view(-1).take(_on(logits, places))
+    return Handful(rows, _on(logits, ids), values)
+
+
+def _places(words: IntArray, starts: Indices, counts: Indices) -> Indices:
+    """Return, row by row, its start plus the number of each bit that is set in it.
+
+    `words` is `[rows, words]`; `counts` says how many bits of each row are set.
+    """
+    flat = words.reshape(-1)
+    # As booleans these are searched several times faster than as numbers.
+    filled = np.flatnonzero(flat != 0)
+    bits = np.unpackbits(flat[filled].view(np.uint8), bitorder="little")
+    each = np.flatnonzero(bits.view(np.bool_))
+    places: Indices = (filled * _BITS)[each >> 5] + (each & 31)
+    own = np.arange(len(words)) * (words.shape[1] * _BITS)
+    places += np.repeat(starts - own, counts)
+    return places
+
+
+def _on(logits: Tensor, values: npt.NDArray[np.int64] | FloatArray) -> Tensor:
+    return torch.from_numpy(values).to(logits.device)
+
+
+_ADDED = np.where(
+    np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"),
+    np.float32(0),
+    np.float32(-np.inf),
+)
+"""What each byte of a mask adds to the logits of its eight ids."""
 
 
 def advance(

@@ -6,6 +6,7 @@ is 1; they are never normalized, the lot is scaled instead.
 """
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from msgspec import Struct
 from torch import Tensor
@@ -51,11 +52,12 @@ def draw(logits: Tensor, settings: DrawSettings) -> tuple[Tensor, Tensor]:
             index = torch.from_numpy(chosen)
             scaled = logits[index] - best[index].unsqueeze(1)
             scaled /= _column(settings.temperature[chosen])
-            tokens[index] = drawn_by(scaled, _of(settings, chosen))
+            tokens[index] = drawn_by(scaled, of_rows(settings, chosen))
     return tokens.clamp_(0, vocab - 1), bad
 
 
-def _of(settings: DrawSettings, rows: np.ndarray[tuple[int], np.dtype[np.int64]]) -> DrawSettings:
+def of_rows(settings: DrawSettings, rows: npt.NDArray[np.int64]) -> DrawSettings:
+    """Return how the chosen rows draw."""
     return DrawSettings(
         settings.greedy[rows],
         settings.temperature[rows],
@@ -118,9 +120,9 @@ def _draw_narrowed(scaled: Tensor, settings: DrawSettings) -> Tensor:
         index = torch.from_numpy(rest)
         values, ids = scaled[index].sort(1, descending=True)
         all_limited = np.ones(len(rest), np.bool_)
-        tokens[index] = _draw_sorted(values, ids, masses[index], _of(settings, rest), all_limited)[
-            0
-        ]
+        tokens[index] = _draw_sorted(
+            values, ids, masses[index], of_rows(settings, rest), all_limited
+        )[0]
     return tokens
 
 

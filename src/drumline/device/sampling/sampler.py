@@ -13,8 +13,8 @@ from drumline.contract.ports import LogprobPlan
 from drumline.contract.request import Admission
 from drumline.contract.result import RowLogprobs
 from drumline.core.errors import InvariantError
-from drumline.device.sampling.constraints import advance, mask
-from drumline.device.sampling.draw import DrawSettings, draw
+from drumline.device.sampling.constraints import Handful, advance, mask
+from drumline.device.sampling.draw import DrawSettings, draw, of_rows
 from drumline.device.sampling.history import Histories
 from drumline.device.sampling.lots import uniform
 
@@ -148,11 +148,13 @@ class Sampler:
         held = np.flatnonzero(self._constrained[rows])
         matchers = [matcher for row in rows[held] if (matcher := self._resident(row).matcher)]
         faults: list[int] = []
+        settings = self._settings(rows, positions)
         if matchers:
-            faults += mask(logits, held, matchers)
-        tokens, bad = draw(logits, self._settings(rows, positions))
-        if matchers:
+            handful, faults = mask(logits, held, matchers)
+            tokens, bad = _drawn(logits, settings, handful)
             faults += advance(tokens, bad, held, matchers)
+        else:
+            tokens, bad = draw(logits, settings)
         self._remember(rows, tokens)
         told = () if wanted is None or raw is None else _logprobs(raw, tokens, wanted)
         return Sampled(tokens, bad, told, tuple(sorted(set(faults))))
@@ -222,6 +224,22 @@ class Sampler:
         if resident is None:
             raise InvariantError(f"row {row} is in a batch, but no request was ever bound to it")
         return resident
+
+
+def _drawn(logits: Tensor, settings: DrawSettings, handful: Handful) -> tuple[Tensor, Tensor]:
+    """Draw like `draw`, but the rows of a handful from what they have left."""
+    if not len(handful.rows):
+        return draw(logits, settings)
+    tokens = torch.zeros(len(logits), dtype=torch.int64)
+    bad = torch.zeros(len(logits), dtype=torch.bool)
+    others = np.delete(np.arange(len(logits)), handful.rows)
+    if len(others):
+        index = torch.from_numpy(others)
+        tokens[index], bad[index] = draw(logits[index], of_rows(settings, others))
+    index = torch.from_numpy(handful.rows)
+    places, bad[index] = draw(handful.logits, of_rows(settings, handful.rows))
+    tokens[index] = handful.ids.gather(1, places.unsqueeze(1)).squeeze(1)
+    return tokens, bad
 
 
 def _logprobs(raw: Tensor, tokens: Tensor, wanted: LogprobPlan) -> tuple[RowLogprobs, ...]:
