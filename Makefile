@@ -9,35 +9,39 @@ ARGS   ?=
 .PHONY: setup serve test sim lint fmt bench soak check clean
 .DEFAULT_GOAL := check
 
-$(VENV)/.done: pyproject.toml constraints.txt scripts/setup
-	PYTHON=$(PYTHON) VENV=$(VENV) scripts/setup
+$(VENV)/.run: pyproject.toml constraints.txt scripts/setup
+	PYTHON=$(PYTHON) VENV=$(VENV) scripts/setup run
 	touch $@
 
-setup: $(VENV)/.done ## make .venv and install what is pinned
+$(VENV)/.dev: $(VENV)/.run
+	VENV=$(VENV) scripts/setup dev
+	touch $@
+
+setup: $(VENV)/.run ## make .venv and install what serving needs, as pinned
 
 serve: setup ## serve the embedded model on http://127.0.0.1:8000
 	$(BIN)/drumline serve $(ARGS)
 
-test: setup ## run the tests
+test: $(VENV)/.dev ## run the tests
 	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest $(ARGS)
 
-sim: setup ## engines of several ranks in virtual time, for more seeds than `test` plays
+sim: $(VENV)/.dev ## engines of several ranks in virtual time, for more seeds than `test` plays
 	SEEDS=$(or $(SEEDS),20000) $(BIN)/pytest tests/sim/test_ranks.py $(ARGS)
 
-lint: setup ## formatting, lint, types, room contracts
+lint: $(VENV)/.dev ## formatting, lint, types, room contracts
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-fmt: setup ## format in place
+fmt: $(VENV)/.dev ## format in place
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: setup ## benchmarks, as a table and as JSON in benchmarks/results
+bench: $(VENV)/.dev ## benchmarks, as a table and as JSON in benchmarks/results
 	$(BIN)/python benchmarks/run.py $(ARGS)
 
-soak: setup ## long random runs: the scheduler beside the published one, a million rounds for memory
+soak: $(VENV)/.dev ## long random runs: the scheduler beside the published one, a million rounds for memory
 	DRUMLINE_SOAK_EVENTS=5000 DRUMLINE_SOAK_ROUNDS=1000000 $(BIN)/pytest tests/unit/scheduler $(ARGS)
 	$(BIN)/python benchmarks/round.py --soak 1000000 --json benchmarks/results/soak.json
 
