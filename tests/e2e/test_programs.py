@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import psutil
 import pytest
-from tests.e2e.processes import environment, gone_within, run
+from tests.e2e.processes import START_S, environment, gone_within, run
 
 from drumline import LLM, AsyncLLM, SamplingParams
 from drumline.core.errors import ConfigError, PeerError, RequestError
@@ -193,7 +193,7 @@ def test_ctrl_c_stops_an_answer_and_not_the_chat():
 
     def until(pattern: str) -> None:
         nonlocal said
-        deadline = time.perf_counter() + 60
+        deadline = time.perf_counter() + START_S
         while not re.search(pattern, said, re.DOTALL):
             assert time.perf_counter() < deadline, said
             said += os.read(leader, 4096).decode(errors="replace")

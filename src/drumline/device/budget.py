@@ -4,6 +4,7 @@ It turns what an operator asked for and what the machine has left into numbers o
 and allocates nothing.
 """
 
+import math
 from pathlib import Path
 
 import psutil
@@ -65,29 +66,46 @@ def pool_pages(cache: CacheConfig, page_bytes: int, weight_bytes: int, available
     does not fit beside the weights into the `available` bytes.
     """
     beside = weight_bytes + _WORKSPACE_BYTES
+    room = available - beside
+    needs = f"weights and workspace take {beside // MIB} MiB, {available // MIB} MiB are available"
+    most = _mib(room)
+    least = _mib(_LEAST_PAGES * page_bytes + MIB - 1)
     if cache.max_total_tokens is not None:
         flag = "--max-total-tokens"
         pages = -(-cache.max_total_tokens // BLOCK_TOKENS) + 1
+        most = str((room // page_bytes - 1) * BLOCK_TOKENS)
     elif cache.gpu_memory_utilization is not None:
         flag = "--gpu-memory-utilization"
         pages = (int(available * cache.gpu_memory_utilization) - beside) // page_bytes
+        most = "1.0"
+        least = f"{math.ceil(100 * (beside + _LEAST_PAGES * page_bytes) / available) / 100}"
     else:
         flag = "--kv-cache-size"
         pages = parse_bytes(flag, cache.kv_cache_size) // page_bytes
-    has = f"{available // MIB} MiB are available"
+    if room < _LEAST_PAGES * page_bytes:
+        raise ConfigError(
+            flag,
+            f"no value of it helps: {needs}, which leaves no room for KV pages; take a smaller "
+            "model, a smaller --dtype, fewer ranks on this machine, or more memory",
+        )
     if pages < _LEAST_PAGES:
         raise ConfigError(
             flag,
             f"leaves room for {max(0, pages)} KV pages of {page_bytes} bytes, at least "
-            f"{_LEAST_PAGES} are needed; weights and workspace take {beside // MIB} MiB, {has}",
+            f"{_LEAST_PAGES} are needed ({needs}); raise it to {least} or more",
         )
-    if pages * page_bytes + beside > available:
+    if pages * page_bytes > room:
         raise ConfigError(
             flag,
-            f"asks for {pages * page_bytes // MIB} MiB of KV pages; with {beside // MIB} MiB of "
-            f"weights and workspace that is too much: {has}",
+            f"asks for {pages * page_bytes // MIB} MiB of KV pages, which is too much: {needs}; "
+            f"lower it to {most} or less",
         )
     return pages
+
+
+def _mib(size: int) -> str:
+    """Return a size as flags take it, in whole MiB and no larger."""
+    return f"{max(0, size) // MIB}MiB"
 
 
 _SNAPSHOT_SHARE = 4
@@ -115,7 +133,8 @@ def host_sizes(config: Config, pages: int, page_bytes: int, left: int) -> HostSi
     if asked is None:
         images = min(pages - 1, max(0, left) // _SNAPSHOT_SHARE // page_bytes)
     else:
-        images = _fitting(flag, int(asked * 1e9), page_bytes, left) if asked else 0
+        most = f"{math.floor(max(0, left) / 1e7) / 100}"
+        images = _fitting(flag, int(asked * 1e9), page_bytes, left, most) if asked else 0
     if not images or not retracted:
         return HostSizes(host_pages=host)
     return HostSizes(host_pages=host, snapshot_pages=images + 1, max_retracted=retracted)
@@ -125,15 +144,20 @@ def _host_pages(cache: CacheConfig, pages: int, page_bytes: int, left: int) -> i
     if not cache.kvstore:
         return 1
     if cache.kvstore_size is None:
-        flag, size = "--kvstore-ratio", int((pages - 1) * page_bytes * cache.kvstore_ratio)
+        pool = (pages - 1) * page_bytes
+        flag, size = "--kvstore-ratio", int(pool * cache.kvstore_ratio)
+        most = f"{math.floor(100 * max(0, left) / pool) / 100}"
     else:
-        flag = "--kvstore-size"
+        flag, most = "--kvstore-size", _mib(left)
         size = parse_bytes(flag, cache.kvstore_size, "gb")
-    return _fitting(flag, size, page_bytes, left) + 1
+    return _fitting(flag, size, page_bytes, left, most) + 1
 
 
-def _fitting(flag: str, size: int, page_bytes: int, left: int) -> int:
-    """Return how many pages `size` bytes hold. Raises ConfigError if it is none, or too many."""
+def _fitting(flag: str, size: int, page_bytes: int, left: int, most: str) -> int:
+    """Return how many pages `size` bytes hold.
+
+    Raises ConfigError if it is none, or too many; `most` is what `flag` may say at most.
+    """
     pages = size // page_bytes
     if not pages:
         raise ConfigError(flag, f"{size} bytes hold no page, which takes {page_bytes} bytes")
@@ -141,6 +165,6 @@ def _fitting(flag: str, size: int, page_bytes: int, left: int) -> int:
         raise ConfigError(
             flag,
             f"asks for {pages * page_bytes // MIB} MiB of host memory; beside weights, workspace "
-            f"and KV pool {max(0, left) // MIB} MiB are left",
+            f"and KV pool {max(0, left) // MIB} MiB are left; lower it to {most} or less",
         )
     return pages

@@ -12,6 +12,7 @@ from drumline.frontend.live_requests import LiveRequests
 from drumline.frontend.text.chat_template import ChatTemplate
 from drumline.frontend.text.prompt_encoder import PromptEncoder
 from drumline.frontend.text.tokenizer import Tokenizer
+from drumline.frontend.turns import Turns
 from drumline.metrics.loads import LoadCollector
 from drumline.metrics.requests import RequestMetrics
 from drumline.wire.handshake import Registration
@@ -71,6 +72,7 @@ class Service:
             else None
         )
         self.encoder = PromptEncoder(tokenizer)
+        self.turns = Turns()
         self.registry = registry or CollectorRegistry()
         self.metrics = RequestMetrics(self.registry, self.model)
         self.live = LiveRequests(self.metrics.in_flight)

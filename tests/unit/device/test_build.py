@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 
 import msgspec
 import pytest
@@ -138,10 +139,27 @@ def test_the_pool_is_as_large_as_was_asked():
 @pytest.mark.parametrize(
     ("how", "flag", "numbers"),
     [
-        ({"kv_cache_size": "700MiB"}, "--kv-cache-size", ("699 MiB", "356 MiB", "1024 MiB")),
-        ({"max_total_tokens": 10**7}, "--max-total-tokens", ("356 MiB", "1024 MiB")),
-        ({"gpu_memory_utilization": 0.2}, "--gpu-memory-utilization", ("0 KV pages", "1024 MiB")),
-        ({"kv_cache_size": "10kb"}, "--kv-cache-size", ("0 KV pages", "at least 2")),
+        (
+            {"kv_cache_size": "700MiB"},
+            "--kv-cache-size",
+            ("699 MiB", "356 MiB", "1024 MiB", "lower it to 668MiB or less"),
+        ),
+        ({"max_total_tokens": 10**7}, "--max-total-tokens", ("356 MiB", "1024 MiB", "lower it to")),
+        (
+            {"gpu_memory_utilization": 0.2},
+            "--gpu-memory-utilization",
+            ("0 KV pages", "1024 MiB", "raise it to 0.35 or more"),
+        ),
+        (
+            {"kv_cache_size": "10kb"},
+            "--kv-cache-size",
+            ("0 KV pages", "at least 2", "raise it to 1MiB or more"),
+        ),
+        (
+            {"kv_cache_size": "10kb", "available_mib": 300},
+            "--kv-cache-size",
+            ("no value of it helps", "356 MiB", "300 MiB", "smaller model"),
+        ),
     ],
 )
 def test_a_pool_that_cannot_be_is_refused_with_its_flag_and_numbers(how, flag, numbers):
@@ -150,6 +168,23 @@ def test_a_pool_that_cannot_be_is_refused_with_its_flag_and_numbers(how, flag, n
     assert caught.value.setting == flag
     for number in numbers:
         assert number in caught.value.reason
+
+
+@pytest.mark.parametrize(
+    ("how", "flag"),
+    [
+        ({"kv_cache_size": "700MiB"}, "kv_cache_size"),
+        ({"kv_cache_size": "10kb"}, "kv_cache_size"),
+        ({"max_total_tokens": 10**7}, "max_total_tokens"),
+        ({"gpu_memory_utilization": 0.2}, "gpu_memory_utilization"),
+    ],
+)
+def test_the_value_that_a_refusal_names_will_do(how, flag):
+    with pytest.raises(ConfigError) as caught:
+        pages(**how)
+    named = re.search(r"it to (\S+) or", caught.value.reason)[1]
+    kind = type(how[flag])
+    assert pages(**{flag: kind(named)}) >= 2
 
 
 def test_memory_is_asked_for_before_weights_are_read(checkpoint, thread, monkeypatch):

@@ -337,14 +337,21 @@ def test_flags_size_the_tiers(asked, sizes):
     [
         (
             {"kvstore": True, "kvstore_size": "200MiB"},
-            "--kvstore-size: asks for 200 MiB of host memory; .* 100 MiB are left",
+            "--kvstore-size: asks for 200 MiB of host memory; .* 100 MiB are left; "
+            "lower it to 100MiB or less",
         ),
-        ({"kvstore": True, "kvstore_ratio": 4.0}, "--kvstore-ratio: asks for 128 MiB"),
+        (
+            {"kvstore": True, "kvstore_ratio": 4.0},
+            "--kvstore-ratio: asks for 128 MiB.*lower it to 3.12 or less",
+        ),
         (
             {"kvstore": True, "kvstore_size": "1000 KiB"},
             "--kvstore-size: 1024000 bytes hold no page, which takes 1048576 bytes",
         ),
-        ({"retraction_snapshot_host_gb": 0.2}, "--retraction-snapshot-host-gb: asks for 190 MiB"),
+        (
+            {"retraction_snapshot_host_gb": 0.2},
+            "--retraction-snapshot-host-gb: asks for 190 MiB.*lower it to 0.1 or less",
+        ),
         ({"retraction_snapshot_host_gb": 0.001}, "--retraction-snapshot-host-gb: 1000000 bytes"),
     ],
 )

@@ -87,6 +87,7 @@ class GeneratingEndpoint:
 
     async def _answer(self, body: bytes, frame: Frame, reply: Reply) -> None:
         service = self._service
+        await service.turns.mine()
         call = self._decode(body, service.tokenizer)
         self._parameters.check(body)
         service.check_model(call.fields.model)
