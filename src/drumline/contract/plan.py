@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from drumline.contract.arrays import NO_INTS, IntArray, decode_array, encode_array
 from drumline.contract.cache import CacheOp
+from drumline.contract.storage import StorageOp
 
 
 class Bound(Struct, frozen=True):
@@ -107,7 +108,8 @@ class Plan(Struct, frozen=True, kw_only=True, eq=False):
 
     The data plane carries its parts out in this order, which same-round reuse of blocks
     relies on: the cache operations toward the host, copies, zeroes, the cache operations
-    toward the device, patches and bindings, then the batch.
+    toward the device, patches and bindings, then the batch. Storage operations touch host
+    memory alone and start at once, apart from all that.
     """
 
     round: int
@@ -118,6 +120,7 @@ class Plan(Struct, frozen=True, kw_only=True, eq=False):
     copies: tuple[PageCopies, ...] = ()
     aborts: tuple[PlanAbort, ...] = ()
     cache_ops: tuple[CacheOp, ...] = ()
+    storage_ops: tuple[StorageOp, ...] = ()
 
     @property
     def needs_device(self) -> bool:

@@ -28,6 +28,7 @@ from drumline.scheduler.publication import Publication
 from drumline.scheduler.requests import Request, RequestTable
 from drumline.scheduler.rows import Rows
 from drumline.scheduler.states import StateSlots
+from drumline.scheduler.storage.tier import StorageTier
 from drumline.scheduler.tables import BlockTables
 
 
@@ -46,6 +47,8 @@ class Verdict(IntEnum):
     NO_ROOM = 1
     PREFIX_PENDING = 2
     """Another request is computing the prefix that this one needs."""
+    FETCH_PENDING = 3
+    """Storage is fetching the prefix that this one needs for another one."""
 
 
 class Admission:
@@ -66,6 +69,7 @@ class Admission:
         "_settled",
         "_sharing",
         "_states",
+        "_storage",
         "_tables",
         "line",
         "verdicts",
@@ -82,7 +86,9 @@ class Admission:
         matcher: Matcher,
         publication: Publication,
         host: HostTier,
+        storage: StorageTier | None,
     ) -> None:
+        self._storage = storage
         self._config = config
         self._caching = config.prefix_caching
         self._sharing = config.prefix_caching and config.share_in_flight
@@ -105,6 +111,16 @@ class Admission:
     def add(self, request: Request) -> None:
         """Line up a submitted request."""
         self.line.add(request)
+        self._settled = -1
+
+    def set_aside(self, request: Request) -> None:
+        """Leave a waiting request out until it is brought back."""
+        self.line.set_aside(request)
+        self.verdicts.pop(request.rid, None)
+
+    def bring_back(self, request: Request) -> None:
+        """Look at a request again that was set aside, in its turn."""
+        self.line.bring_back(request)
         self._settled = -1
 
     def leave(self, request: Request) -> None:
@@ -165,7 +181,7 @@ class Admission:
                 budget -= outcome.tokens
             else:
                 self.verdicts[request.rid] = outcome
-                pending = pending or outcome is Verdict.PREFIX_PENDING
+                pending = pending or outcome is not Verdict.NO_ROOM
                 if outcome is Verdict.NO_ROOM and self.line.aged(request):
                     break
         for request in admitted:
@@ -185,6 +201,12 @@ class Admission:
             match = self._matcher.match(request, self._cap(request))
         if self._pending(request, match):
             return Verdict.PREFIX_PENDING
+        if (
+            self._storage is not None
+            and match.pages < len(request.digests)
+            and self._storage.holds_up(request, request.digests[match.pages])
+        ):
+            return Verdict.FETCH_PENDING
         targets = self._hold(request, match, budget)
         if targets is None and match.tails:
             # A tail takes room twice, shared and copied: that may be what does not fit.
@@ -254,8 +276,7 @@ class Admission:
 
     def _cap(self, request: Request) -> int:
         """Prompt tokens that may come from the cache: the last ones never do."""
-        fed = max(self._config.prefix_replay_tokens, 1)
-        return max(min(request.prompt_tokens - fed, request.max_cached_tokens), 0)
+        return request.cacheable_tokens(self._config.prefix_replay_tokens)
 
     def _pending(self, request: Request, match: Match) -> bool:
         """Whether somebody else is computing more of the prompt's prefix.
@@ -335,10 +356,11 @@ class Admission:
 
     def check(self) -> None:
         """Raise InvariantError unless exactly the submitted requests wait."""
-        submitted = {
-            request.rid for request in self._requests.values() if request.state is State.SUBMITTED
-        }
-        self.line.check(submitted)
+        waiting: dict[State, set[str]] = {State.SUBMITTED: set(), State.PREFETCHING: set()}
+        for request in self._requests.values():
+            if request.state in waiting:
+                waiting[request.state].add(request.rid)
+        self.line.check(waiting[State.SUBMITTED], waiting[State.PREFETCHING])
         if self._open is not None and self._open.state is not State.PREFILLING:
             raise InvariantError(f"{self._open!r} is taken for an unfinished prompt")
         if self._requests.counts[State.PREFILLING] != (self._open is not None):

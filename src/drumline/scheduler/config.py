@@ -9,11 +9,61 @@ from typing import Self
 from msgspec import Struct
 
 from drumline.contract.specs import AttentionKind, CacheGroup, DeviceSpecs
+from drumline.contract.storage import StoragePressure
 from drumline.core.config import Config, SchedulingPolicy, WritePolicy
 from drumline.core.errors import ConfigError
 
 PREPAID_TOKENS = 4096
 """A declared budget is reserved at admission up to this many tokens."""
+
+
+class StorageLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the storage tier may be asked for. Raises ConfigError when it does not fit."""
+
+    max_operations: int
+    """Operations under way; half of them may store something."""
+    max_keys_per_operation: int
+    max_host_blocks: int
+    """Host blocks that operations and fetched prompts hold; stores may hold half of them."""
+    max_known_objects: int
+    """Objects whose fate is remembered, and pages that may wait to be stored."""
+    min_prefetch_tokens: int
+    """Tokens of a prompt's missing pages that make asking worth while."""
+    max_prefetch_tokens: int
+    wait_timeout_us: int
+    """How long a request waits for storage."""
+    ready_timeout_us: int
+    """How long what was fetched is held for a request that is not admitted."""
+    pressure_high: StoragePressure
+    """Where any of these is reached, storage is asked for nothing new …"""
+    pressure_low: StoragePressure
+    """… until all are at these."""
+
+    def __post_init__(self) -> None:
+        for name in (
+            "max_operations",
+            "max_keys_per_operation",
+            "max_host_blocks",
+            "max_known_objects",
+            "min_prefetch_tokens",
+            "wait_timeout_us",
+            "ready_timeout_us",
+        ):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"storage.{name}", f"{getattr(self, name)} is below 1")
+        if self.max_prefetch_tokens < self.min_prefetch_tokens:
+            raise ConfigError(
+                "storage.max_prefetch_tokens",
+                f"{self.max_prefetch_tokens} is below min_prefetch_tokens "
+                f"{self.min_prefetch_tokens}",
+            )
+        for name in ("queued_operations", "queued_bytes", "oldest_operation_us"):
+            low, high = getattr(self.pressure_low, name), getattr(self.pressure_high, name)
+            if not 0 <= low < high:
+                raise ConfigError(
+                    f"storage.pressure_low.{name}",
+                    f"{low} is not between 0 and the high mark of {high}",
+                )
 
 
 class SchedulerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -55,6 +105,8 @@ class SchedulerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     num_host_pages: int = 1
     """Parents in the host tier, the null page included; 1 is no tier."""
     host_write_policy: WritePolicy = WritePolicy.WRITE_THROUGH
+    storage: StorageLimits | None = None
+    """What the storage tier behind the host tier may be asked for; None is no such tier."""
     num_snapshot_pages: int = 1
     """Parents in the pool of suspended requests' images, the null page included; 1 is no pool."""
     max_retracted_requests: int = 0
@@ -128,6 +180,12 @@ class SchedulerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             raise ConfigError("num_host_pages", f"must be at least 1, not {self.num_host_pages}")
         if self.num_host_pages > 1 and not self.prefix_caching:
             raise ConfigError("num_host_pages", "a host tier keeps prefixes, which are not cached")
+        if self.storage is not None and self.storage.max_host_blocks >= self.num_host_pages:
+            raise ConfigError(
+                "storage.max_host_blocks",
+                f"{self.storage.max_host_blocks} blocks of a host tier of "
+                f"{self.num_host_pages - 1} pages: some must be left for others",
+            )
         if self.num_snapshot_pages < 1 or (self.num_snapshot_pages > 1) != (
             self.max_retracted_requests > 0
         ):

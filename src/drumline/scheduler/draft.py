@@ -14,17 +14,28 @@ from drumline.contract.plan import (
     PlanAbort,
     TablePatch,
 )
+from drumline.contract.storage import StorageOp
 
 
 class Draft:
     """Collects one plan. Arrays that are added belong to the plan from then on."""
 
-    __slots__ = ("_aborts", "_bound", "_cache_ops", "_copies", "_patches", "_zeroes", "round")
+    __slots__ = (
+        "_aborts",
+        "_bound",
+        "_cache_ops",
+        "_copies",
+        "_patches",
+        "_storage_ops",
+        "_zeroes",
+        "round",
+    )
 
     def __init__(self, number: int) -> None:
         self.round = number
         self._bound: list[Bound] = []
         self._cache_ops: list[CacheOp] = []
+        self._storage_ops: list[StorageOp] = []
         self._aborts: list[PlanAbort] = []
         self._patches: dict[int, list[tuple[IntArray, IntArray, IntArray]]] = {}
         self._zeroes: dict[int, list[IntArray]] = {}
@@ -44,6 +55,9 @@ class Draft:
 
     def cache(self, op: CacheOp) -> None:
         self._cache_ops.append(op)
+
+    def storage(self, op: StorageOp) -> None:
+        self._storage_ops.append(op)
 
     def abort(self, rid: str, reason: AbortReason, detail: str) -> None:
         self._aborts.append(PlanAbort(rid, reason, detail))
@@ -67,6 +81,7 @@ class Draft:
             ),
             aborts=tuple(self._aborts),
             cache_ops=tuple(self._cache_ops),
+            storage_ops=tuple(self._storage_ops),
         )
 
 

@@ -4,6 +4,7 @@ from msgspec import Struct
 
 from drumline.contract.arrays import IntArray
 from drumline.contract.cache import CacheAck
+from drumline.contract.storage import StorageDone, StoragePressure
 from drumline.core.errors import InvariantError
 
 
@@ -55,14 +56,30 @@ Event = Results | Finished | Aborted
 
 
 class Tick(Struct, frozen=True, kw_only=True):
-    """The agreed time and what is allowed from now on, until the next tick."""
+    """The agreed time and what is allowed from now on, until the next tick.
+
+    With a storage tier, its time never goes back, and one a round tells the worst pressure
+    of the replica's members.
+    """
 
     now_us: int = 0
     allow_forward: bool = True
+    allow_storage: bool = False
+    """Whether storage may be asked for anything new."""
+    pressure: StoragePressure = StoragePressure()
 
 
-HeadEvent = Tick | CacheAck
-"""What the head of a round advances by; acknowledgments are those that all members agree on."""
+class StorageDetached(Struct, frozen=True):
+    """The request waits for storage no longer: it is admitted with what there is.
+
+    Ignored where it does not wait.
+    """
+
+    rid: str
+
+
+HeadEvent = Tick | CacheAck | StorageDone | StorageDetached
+"""What the head of a round advances by; all of it is what the members agree on."""
 
 
 class IllegalTransitionError(InvariantError):
@@ -78,3 +95,30 @@ class Sizes(Struct, frozen=True):
     finishing: int
     retracted: int = 0
     """Of those waiting: suspended, or on their way back."""
+
+
+class StorageStats(Struct, frozen=True, kw_only=True):
+    """How the storage tier's transactions stand, and what was given up since the start."""
+
+    operations: int = 0
+    quarantined: int = 0
+    """Of those, answered without proof that no worker touches their blocks any more."""
+    held_blocks: int = 0
+    waiting_requests: int = 0
+    ready_requests: int = 0
+    """Requests with pages in host memory that are held for their admission."""
+    backup_candidates: int = 0
+    bad_objects: int = 0
+    gate_closed: bool = False
+    pressure_bypasses: int = 0
+    """Requests that went on without storage because it was too far behind."""
+    wait_timeouts: int = 0
+    ready_expirations: int = 0
+    pressure_drops: int = 0
+    """Candidates that were not stored because storage was too far behind."""
+    overflow_drops: int = 0
+    """… because too many waited."""
+    unavailable_drops: int = 0
+    """… because host memory had them no more."""
+    disabled_drops: int = 0
+    """… because no operation is to spare for storing."""

@@ -8,10 +8,16 @@ from drumline.scheduler.blocks import BlockPool
 from drumline.scheduler.lifecycle import State
 from drumline.scheduler.requests import Request, RequestTable
 from drumline.scheduler.rows import Rows
+from drumline.scheduler.storage.tier import StorageTier
 
 
 def explain(
-    rid: str, requests: RequestTable, rows: Rows, pool: BlockPool, admission: Admission
+    rid: str,
+    requests: RequestTable,
+    rows: Rows,
+    pool: BlockPool,
+    admission: Admission,
+    storage: StorageTier | None,
 ) -> str:
     """Say where the request stands, what it waits for and what of its prompt is cached."""
     request = requests.get(rid)
@@ -20,6 +26,8 @@ def explain(
     if request.state is State.SUBMITTED:
         wait = _wait(request, requests, rows, pool, admission)
         return f"{rid}: waits, {wait}; {_cached(request, admission)}"
+    if request.state is State.PREFETCHING and storage is not None:
+        return f"{rid}: waits {storage.explain(rid)}; {_cached(request, admission)}"
     text = (
         f"{rid}: {request.state.name.lower()}, prompt {request.planned} of "
         f"{request.prompt_tokens} tokens planned, {request.cached_tokens} of them were cached"
@@ -58,6 +66,8 @@ def _wait(
         return text
     if verdict is Verdict.PREFIX_PENDING:
         return "another request is computing its prefix"
+    if verdict is Verdict.FETCH_PENDING:
+        return "storage is fetching its prefix for another request"
     if admission.unfinished is not None:
         return f"the prompt of {admission.unfinished.rid} is not finished"
     return f"for its turn, {_place(request, admission)}"

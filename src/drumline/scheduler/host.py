@@ -72,6 +72,7 @@ class HostTier:
         "index",
         "pool",
         "through",
+        "told",
     )
 
     def __init__(
@@ -96,7 +97,9 @@ class HostTier:
         self._given: dict[bytes, tuple[int, list[IndexArray]]] = {}
         self._flying: list[set[_Part]] = [set() for _ in device.slots]
         self._stores: list[_Store] = []
-        self._loads: list[IndexArray] = []
+        self._loads: dict[int, IndexArray] = {}
+        self.told: Callable[[Sequence[bytes], Sequence[IndexArray], int], None] | None = None
+        """Learns of full pages that are findable here now, and of the operation that did it."""
         self._failed: set[bytes] = set()
 
     # -- in -----------------------------------------------------------------------
@@ -214,7 +217,7 @@ class HostTier:
         store = _Store(Pages(pages.digests, pages.ends, targets), ended)
         self._stores.append(store)
         op_id = self._transfers.begin(
-            lambda ok: self._stored(store, ok), np.concatenate(pins) if pinned else NOBODY
+            lambda ok: self._stored(store, op_id, ok), np.concatenate(pins) if pinned else NOBODY
         )
         draft.cache(WriteBack(op_id, tuple(moves), pinned))
         return targets
@@ -237,7 +240,7 @@ class HostTier:
                 target[page, part[page]] = self.pool.take(group, needs[group])
         return targets
 
-    def _stored(self, store: _Store, ok: bool) -> None:
+    def _stored(self, store: _Store, op_id: int, ok: bool) -> None:
         self._stores.remove(store)
         pages = store.pages
         for group, blocks in enumerate(pages.blocks):
@@ -249,6 +252,8 @@ class HostTier:
                 pages.ends[some].tolist(),
                 [part[some].reshape(-1) for part in pages.blocks],
             )
+            if self.told is not None:
+                self.told(pages.digests, pages.blocks, op_id)
         self._age += 1
         self._release(pages.blocks, self._age)
         if store.ended is not None:
@@ -289,16 +294,15 @@ class HostTier:
         )
         held = np.concatenate(match.host)
         held = held[held > 0]
-        self._loads.append(held)
         op_id = self._transfers.begin(
-            lambda ok: self._loaded(held, loaded, ok), np.concatenate(pins)
+            lambda ok: self._loaded(op_id, loaded, ok), np.concatenate(pins)
         )
+        self._loads[op_id] = held
         draft.cache(LoadBack(op_id, tuple(moves)))
 
-    def _loaded(self, held: IndexArray, digests: list[bytes], ok: bool) -> None:
-        self._loads = [one for one in self._loads if one is not held]
+    def _loaded(self, op_id: int, digests: list[bytes], ok: bool) -> None:
         self._age += 1
-        self.pool.release(held, _MATCHED + self._age)
+        self.pool.release(self._loads.pop(op_id), _MATCHED + self._age)
         if not ok:
             self._failed.update(digests)
 
@@ -315,6 +319,39 @@ class HostTier:
     def release(self, blocks: Sequence[IndexArray]) -> None:
         """Let go of pages that `keep` held."""
         self._release(blocks)
+
+    # -- for storage ----------------------------------------------------------------
+
+    def block(self, digest: bytes, group: int, part: int) -> int:
+        """Return the block that this tier has of a page, 0 where it has none."""
+        return int(self.index.blocks[group][self.index.find(digest), part])
+
+    @property
+    def oldest_load(self) -> float:
+        """The oldest load operation under way: what later ones stored may build on its pages."""
+        return next(iter(self._loads), float("inf"))
+
+    def adopt(self, pages: Pages) -> IndexArray:
+        """Make held blocks findable that were filled from elsewhere.
+
+        Returns the findable blocks of the same contents, held once more.
+        """
+        some = np.logical_or.reduce([(part > 0).any(axis=1) for part in pages.blocks])
+        self.index.publish(
+            [pages.digests[at] for at in np.flatnonzero(some).tolist()],
+            pages.ends[some].tolist(),
+            [part[some].reshape(-1) for part in pages.blocks],
+        )
+        here = self.visible(pages.digests)
+        found = [part[mine > 0] for part, mine in zip(here, pages.blocks, strict=True)]
+        held: IndexArray = np.concatenate(found)
+        self.pool.hold(held)
+        return held
+
+    def let_go_of(self, blocks: IndexArray) -> None:
+        """Release blocks that storage wrote or read; they are as new as any here."""
+        self._age += 1
+        self.pool.release(blocks, self._age)
 
     # -- when something went wrong, and when all is to go --------------------------
 
@@ -340,19 +377,19 @@ class HostTier:
         self._offered.clear()
         self._given.clear()
 
-    def check(self, images: Sequence[IndexArray]) -> None:
+    def check(self, others: Sequence[IndexArray]) -> None:
         """Raise InvariantError unless each block is free, cached, or held by an operation or
-        one of `images`."""
+        one of `others`: images and storage."""
         self.pool.check()
         self.index.check(self.pool)
         held = np.zeros_like(self.pool.refs)
-        for blocks in (*images, *self._loads):
+        for blocks in (*others, *self._loads.values()):
             np.add.at(held, blocks[blocks > 0], 1)
         for store in self._stores:
             for blocks in store.pages.blocks:
                 np.add.at(held, blocks[blocks > 0], 1)
         if not np.array_equal(held, self.pool.refs):
-            raise InvariantError("a host block's holds are not those of operations and images")
+            raise InvariantError("a host block's holds are not those of its holders")
 
 
 def _parts(digests: Sequence[bytes], which: NDArray[np.bool_] | np.bool_) -> list[_Part]:

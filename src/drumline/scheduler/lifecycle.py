@@ -25,6 +25,8 @@ class State(IntEnum):
     """It was suspended: its image waits in host memory for room."""
     RESTORING = 7
     """It has a row and blocks again, which its image is being copied to."""
+    PREFETCHING = 8
+    """It waits for storage to say what it has of the prompt, or to bring it to host memory."""
 
 
 class Move(IntEnum):
@@ -48,6 +50,10 @@ class Move(IntEnum):
     """The way back was planned."""
     RESTORED = 10
     """The image was copied back."""
+    ASK_STORAGE = 11
+    """Storage was asked for its prompt's pages."""
+    LEAVE_STORAGE = 12
+    """It waits for storage no longer, whatever came of it."""
 
 
 TRANSITIONS: dict[tuple[State, Move], State] = {
@@ -69,6 +75,8 @@ TRANSITIONS: dict[tuple[State, Move], State] = {
     (State.RESTORING, Move.RESTORED): State.DECODING,
     (State.RETRACTED, Move.FINISH): State.FINISHED,
     (State.RESTORING, Move.FINISH): State.FINISHED,
+    (State.SUBMITTED, Move.ASK_STORAGE): State.PREFETCHING,
+    (State.PREFETCHING, Move.LEAVE_STORAGE): State.SUBMITTED,
     **{(state, Move.ABORT): State.FINISHED for state in State if state is not State.FINISHED},
 }
 

@@ -47,6 +47,26 @@ class Matcher:
         cells = [blocks[nodes].reshape(-1) for blocks in index.blocks]
         return self._deepest(request, cap, cells, tails)
 
+    def presence(self, digests: list[bytes]) -> list[IndexArray]:
+        """Return a group's cell for each block of these pages, 0 where both tiers lack it."""
+        nodes = np.array(self._index.anywhere(digests), np.intp)
+        lower = np.array(self._host.anywhere(digests), np.intp)
+        return [
+            np.maximum(mine[nodes], theirs[lower]).reshape(-1)
+            for mine, theirs in zip(self._index.blocks, self._host.blocks, strict=True)
+        ]
+
+    def deepest(self, request: Request, cells: list[IndexArray]) -> Match:
+        """Return the deepest boundary of full pages that would match, had it these `cells`."""
+        copies = [part.copy() for part in cells]
+        return self._deepest(request, len(request.tokens), copies, tails=False)
+
+    def has(self, digest: bytes, group: int, part: int) -> bool:
+        """Whether either tier has one block of a page."""
+        return any(
+            index.blocks[group][index.find(digest), part] for index in (self._index, self._host)
+        )
+
     def _match_tiers(self, request: Request, digests: list[bytes], cap: int, tails: bool) -> Match:
         """Return what is cached on the device or, where it is not there, in the host tier."""
         nodes, lower = self._look_in_both(digests)

@@ -64,6 +64,12 @@ class Request:
     def prompt_tokens(self) -> int:
         return len(self.tokens)
 
+    def cacheable_tokens(self, replayed: int) -> int:
+        """Return the prompt tokens that may come from a cache, the last `replayed` never, nor
+        the very last."""
+        fed = max(replayed, 1)
+        return max(min(self.prompt_tokens - fed, self.max_cached_tokens), 0)
+
     @property
     def root(self) -> bytes:
         """What stands for the page before the first one."""

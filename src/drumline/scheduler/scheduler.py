@@ -14,6 +14,7 @@ from drumline.contract.arrays import IntArray
 from drumline.contract.cache import CacheAck
 from drumline.contract.kv_events import KvEvent
 from drumline.contract.plan import AbortReason, Batch, Plan
+from drumline.contract.storage import StorageDone
 from drumline.scheduler.admission import Admission, Chunk
 from drumline.scheduler.blocks import BlockPool
 from drumline.scheduler.capacity import max_request_tokens
@@ -28,6 +29,8 @@ from drumline.scheduler.events import (
     RequestSpec,
     Results,
     Sizes,
+    StorageDetached,
+    StorageStats,
     Tick,
 )
 from drumline.scheduler.explanation import explain
@@ -44,6 +47,7 @@ from drumline.scheduler.results import Commits
 from drumline.scheduler.retraction import Retraction
 from drumline.scheduler.rows import Rows
 from drumline.scheduler.states import StateSlots
+from drumline.scheduler.storage.tier import StorageTier, storage_tier
 from drumline.scheduler.tables import BlockTables
 from drumline.scheduler.transfers import Transfers
 
@@ -72,6 +76,7 @@ class Scheduler:
         "_round",
         "_rows",
         "_states",
+        "_storage",
         "_submitted",
         "_tables",
         "_transfers",
@@ -120,6 +125,8 @@ class Scheduler:
             self._kv_events,
             self._host.offer if self._host.through else None,
         )
+        matcher = Matcher(size, self._index, self._tables, self._host.index)
+        self._storage = storage_tier(config, matcher, self._host)
         self._admission = Admission(
             config,
             self._requests,
@@ -127,9 +134,10 @@ class Scheduler:
             self._pool,
             self._tables,
             self._states,
-            Matcher(size, self._index, self._tables, self._host.index),
+            matcher,
             self._publication,
             self._host,
+            self._storage,
         )
         self._decoding = Decoding(
             config,
@@ -182,6 +190,8 @@ class Scheduler:
             )
             self._requests.add(request)
             self._admission.add(request)
+            if self._storage is not None:
+                self._storage.prefetches.add(request)
         return None
 
     def crowded(self, requests: int, tokens: int) -> str | None:
@@ -200,8 +210,16 @@ class Scheduler:
             match event:
                 case Tick():
                     self._forwards_allowed = event.allow_forward
+                    if self._storage is not None:
+                        self._storage.tick(event)
                 case CacheAck():
                     self._transfers.acknowledge(event)
+                case StorageDone():
+                    if self._storage is not None:
+                        self._storage.done(event)
+                case StorageDetached():
+                    if self._storage is not None:
+                        self._storage.prefetches.detach(event.rid)
                 case _:
                     assert_never(event)
 
@@ -242,6 +260,8 @@ class Scheduler:
         self._retraction.leave(request)
         self._decoding.leave(request)
         self._admission.leave(request)
+        if self._storage is not None:
+            self._storage.prefetches.leave(request)
         if request.state is State.FINISHED and request.row:
             self._tables.close(request.row)
             self._states.close(request.row)
@@ -258,6 +278,8 @@ class Scheduler:
         if self._host.failed:
             self._distrust(draft)
         self._admission.settle(draft)
+        if self._storage is not None:
+            self._ask_storage(self._storage, draft)
         if self._host.waiting:
             self._host.store(draft)
         if not self._forwards_allowed:
@@ -270,9 +292,21 @@ class Scheduler:
         for chunk in chunks:
             if chunk.request.state is State.PREFILLED:
                 self._decoding.add(chunk.request)
+            if self._storage is not None:
+                self._storage.prefetches.leave(chunk.request)
         if self._host.waiting:
             self._host.store(draft)
         return draft.done(self._batch(chunks, decodes))
+
+    def _ask_storage(self, storage: StorageTier, draft: Draft) -> None:
+        """Plan storage operations, and who waits for them."""
+        turns = storage.plan(draft)
+        for request in turns.back:
+            self._requests.move(request, Move.LEAVE_STORAGE)
+            self._admission.bring_back(request)
+        for request in turns.aside:
+            self._requests.move(request, Move.ASK_STORAGE)
+            self._admission.set_aside(request)
 
     def _plan_forward(self, draft: Draft) -> tuple[list[Chunk], Decodes | None]:
         budget = self._config.max_scheduled_tokens
@@ -303,7 +337,7 @@ class Scheduler:
         cached prefix goes, in both tiers.
         """
         failed = self._host.take_failed()
-        done = (State.SUBMITTED, State.FINISHING, State.FINISHED)
+        done = (State.SUBMITTED, State.PREFETCHING, State.FINISHING, State.FINISHED)
         for request in self._requests.values():
             if request.state not in done and not failed.isdisjoint(request.digests):
                 detail = "pages of its prompt could not be copied back from host memory"
@@ -311,6 +345,8 @@ class Scheduler:
                 self._end(request, Move.ABORT)
         self._pool.disown()
         self._host.disown()
+        if self._storage is not None:
+            self._storage.distrust()
 
     def _batch(self, chunks: list[Chunk], decodes: Decodes | None) -> Batch | None:
         if not chunks:
@@ -362,7 +398,10 @@ class Scheduler:
         """Return how many requests are in which state."""
         counts = self._requests.counts
         return Sizes(
-            waiting=counts[State.SUBMITTED] + counts[State.RETRACTED] + counts[State.RESTORING],
+            waiting=counts[State.SUBMITTED]
+            + counts[State.PREFETCHING]
+            + counts[State.RETRACTED]
+            + counts[State.RESTORING],
             retracted=counts[State.RETRACTED] + counts[State.RESTORING],
             prefilling=counts[State.PREFILLING] + counts[State.PREFILLED],
             decoding=counts[State.DECODING],
@@ -404,7 +443,13 @@ class Scheduler:
         return self._retraction.pages
 
     def can_clear(self) -> bool:
-        """Whether nothing cached is held, nothing is copied and nobody is suspended."""
+        """Whether nothing cached is held, nothing is copied and nobody is suspended.
+
+        Nor may storage owe an answer; what is quarantined never becomes findable.
+        """
+        return self._can_clear_l1() and (self._storage is None or self._storage.clearable)
+
+    def _can_clear_l1(self) -> bool:
         return not (self._pool.cached_and_held() or len(self._transfers) or len(self._retraction))
 
     def clear(self) -> bool:
@@ -413,11 +458,13 @@ class Scheduler:
             return False
         self._pool.clear()
         self._host.disown()
+        if self._storage is not None:
+            self._storage.forget()
         return True
 
     def clear_l1(self) -> bool:
         """Forget the device's cached prefixes alone; False, and nothing, while one is held."""
-        if not self.can_clear():
+        if not self._can_clear_l1():
             return False
         self._pool.clear()
         self._host.discard()
@@ -429,7 +476,16 @@ class Scheduler:
 
     def explain(self, rid: str) -> str:
         """Say in one line where the request stands and what it waits for."""
-        return explain(rid, self._requests, self._rows, self._pool, self._admission)
+        return explain(rid, self._requests, self._rows, self._pool, self._admission, self._storage)
+
+    @property
+    def storage_pending(self) -> bool:
+        """Whether a storage operation is to be planned or answered."""
+        return self._storage is not None and self._storage.pending
+
+    def storage_stats(self) -> StorageStats:
+        """Return how transactions with storage stand."""
+        return StorageStats() if self._storage is None else self._storage.stats()
 
     def check(self) -> None:
         """Raise InvariantError unless every page, row and request is accounted for."""
@@ -439,7 +495,11 @@ class Scheduler:
         self._tables.check([*self._transfers.held(), *self._states.held()])
         self._states.check()
         self._retraction.check()
-        self._host.check(self._retraction.host_blocks())
+        others = self._retraction.host_blocks()
+        if self._storage is not None:
+            self._storage.check(self._requests.counts[State.PREFETCHING])
+            others += self._storage.held()
+        self._host.check(others)
         self._admission.check()
         self._decoding.check()
         self._requests.check()
