@@ -5,11 +5,9 @@ import numpy as np
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from scheduler_rig import Rig, config
-from storage_rig import StorageRig, limits
 
 from drumline.contract.plan import encode_plan
 from drumline.contract.specs import AttentionKind, CacheGroup
-from drumline.contract.storage import StoragePressure
 from drumline.core.config import WritePolicy
 from drumline.scheduler.events import Aborted, Finished
 from drumline.scheduler.lifecycle import State
@@ -74,13 +72,6 @@ class SchedulerMachine(RuleBasedStateMachine):
         ),
         host=st.sampled_from([1, 1, 2, 4, 12, 60]),
         writes=st.sampled_from(WritePolicy),
-        storage=st.sampled_from(
-            [
-                None,
-                {"wait_timeout_us": 4, "ready_timeout_us": 3},
-                {"max_operations": 2, "max_keys_per_operation": 3, "max_known_objects": 3},
-            ]
-        ),
     )
     def start(
         self,
@@ -100,11 +91,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         host,
         writes,
         policy,
-        storage,
     ):
-        tiers = caching and host > 1 and storage is not None
         cfg = config(
-            storage=limits(**storage, max_host_blocks=max(host // 3, 1)) if tiers else None,
             groups=groups,
             prefix_granularity=4 * parts,
             num_pages=pages,
@@ -123,8 +111,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             debug_force_retraction_interval=interval if images[1] else 0,
             **policy,
         )
-        self.stores = StorageRig(cfg=cfg), StorageRig(cfg=cfg)
-        self.rig, self.mirror = (store.rig for store in self.stores)
+        self.rig, self.mirror = Rig(cfg), Rig(cfg)
         self.names = iter(f"r{number}" for number in range(10**6))
         self.live: list[str] = []
 
@@ -157,7 +144,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def plan(self):
         if len(self.rig.in_flight) > self.rig.config.overlap_depth:
             self.both(lambda rig: rig.commit())
-        one, two = (store.plan() for store in self.stores)
+        one, two = self.both(lambda rig: rig.plan())
         assert encode_plan(one) == encode_plan(two)
         for abort in one.aborts:
             self.live.remove(abort.rid)
@@ -184,52 +171,6 @@ class SchedulerMachine(RuleBasedStateMachine):
     def acknowledge_all(self):
         while self.rig.unacknowledged:
             self.both(lambda rig: rig.acknowledge())
-
-    @precondition(lambda self: self.rig.config.storage)
-    @rule(
-        after=st.integers(0, 3),
-        allowed=st.sampled_from([True, True, True, False]),
-        forward=st.sampled_from([True, True, True, False]),
-        queued=st.sampled_from([0, 0, 0, 5, 11]),
-    )
-    def tick(self, after, allowed, forward, queued):
-        for store in self.stores:
-            pressure = StoragePressure(queued, 0, 0)
-            store.tick(after, storage=allowed, forward=forward, pressure=pressure)
-
-    @precondition(lambda self: self.stores[0].open)
-    @rule(data=st.data(), retired=st.sampled_from([True] * 7 + [False]))
-    def answer(self, data, retired):
-        op_id = data.draw(st.sampled_from(sorted(self.stores[0].open)))
-        op = self.stores[0].open[op_id]
-        true = [hasattr(op, "blocks") or key in self.stores[0].objects for key in op.keys]
-        if data.draw(st.integers(0, 3)):
-            success = None
-        else:
-            success = [one and data.draw(st.booleans()) for one in true]
-        failed = () if success is None else tuple(not one for one in success)
-        for store in self.stores:
-            store.answer(op_id, success, retired=retired, failed=failed)
-
-    @precondition(lambda self: self.stores[0].unretired)
-    @rule()
-    def retire(self):
-        for store in self.stores:
-            store.retire(min(store.unretired))
-
-    @precondition(lambda self: self.live and self.rig.config.storage)
-    @rule(data=st.data())
-    def detach(self, data):
-        rid = data.draw(st.sampled_from(self.live))
-        for store in self.stores:
-            store.detach(rid)
-
-    @precondition(lambda self: self.rig.config.storage)
-    @rule()
-    def forget_all_but_storage(self):
-        self.finish_all_and_clear_the_device()
-        one, two = self.both(lambda rig: rig.scheduler.clear())
-        assert one == two
 
     @precondition(lambda self: self.rig.config.num_host_pages > 1)
     @rule()
@@ -275,10 +216,6 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.rig.commit()
         while self.rig.unacknowledged:
             self.rig.acknowledge()
-        for op_id in list(self.stores[0].open):
-            self.stores[0].answer(op_id)
-        for op_id in list(self.stores[0].unretired):
-            self.stores[0].retire(op_id)
         assert self.rig.at_baseline()
         assert not self.rig.scheduler._host.pool.refs.any()
         assert self.rig.scheduler.clear()

@@ -98,17 +98,19 @@ class Prefetches:
 
     def leave(self, request: Request) -> None:
         """Forget a request that was admitted or ended."""
-        rid = request.rid
-        self._unasked.pop(rid, None)
-        self._held.pop(rid, None)
-        fetch = self._fetches.get(rid)
+        self._pass_over(request.rid)
+        fetch = self._fetches.get(request.rid)
         if fetch is not None:
             self._give_up(fetch)
 
-    def detach(self, rid: str) -> None:
-        """Have a request wait for storage no longer."""
+    def _pass_over(self, rid: str) -> None:
+        """Have a request's turn to be asked for never come."""
         self._unasked.pop(rid, None)
         self._held.pop(rid, None)
+
+    def detach(self, rid: str) -> None:
+        """Have a request wait for storage no longer."""
+        self._pass_over(rid)
         fetch = self._fetches.get(rid)
         if fetch is not None:
             self._give_up(fetch)
@@ -139,6 +141,7 @@ class Prefetches:
         if allowed and pressed:
             self.bypassed += len(self._unasked)
             self._unasked.clear()
+            self._held.clear()
         elif allowed and self._unasked:
             self._ask_some(aside, draft)
         return Turns(aside, back)
@@ -186,14 +189,14 @@ class Prefetches:
                 continue
             fetch = self._wanted(request)
             if fetch is None:
-                del self._unasked[request.rid]
+                self._pass_over(request.rid)
                 continue
             first = fetch.keys[0].digest
             if self._sharing and first in coming and held is None:
                 until = self._now_us + self._limits.wait_timeout_us
                 self._held[request.rid] = _Held(first, until)
                 continue
-            self.leave(request)
+            self._pass_over(request.rid)
             fetch.op_id = self._operations.query(fetch.keys, partial(self._answered, fetch), draft)
             self._fetches[request.rid] = fetch
             coming.update({key.digest: request.rid for key in fetch.keys})
