@@ -156,4 +156,4 @@ class StorageRig:
                     self.rig.host[key.group][block, slot] = GARBAGE
 
     def _slots(self, key: StorageKey) -> int:
-        return self.rig.config.groups[key.group].block_tokens
+        return self.rig._size(key.group)

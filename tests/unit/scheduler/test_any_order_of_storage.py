@@ -22,7 +22,8 @@ PACKED = CacheGroup(group_id="packed", block_tokens=2, blocks_per_parent=3)
 WINDOW = CacheGroup(
     group_id="window", kind=AttentionKind.SLIDING_WINDOW, block_tokens=4, window_tokens=6
 )
-SHAPES = [(FULL,), (PACKED,), (FULL, WINDOW), (FULL, PACKED)]
+STATE = CacheGroup(group_id="state", kind=AttentionKind.STATE, block_tokens=0)
+SHAPES = [(FULL,), (PACKED,), (FULL, WINDOW), (FULL, PACKED), (FULL, STATE)]
 MAY_FINISH = (State.PREFILLED, State.DECODING, State.RETRACTED, State.RESTORING)
 
 
@@ -217,4 +218,4 @@ class StorageMachine(RuleBasedStateMachine):
 
 
 TestAnyOrderOfStorage = StorageMachine.TestCase
-TestAnyOrderOfStorage.settings = settings(max_examples=30, stateful_step_count=20, deadline=None)
+TestAnyOrderOfStorage.settings = settings(max_examples=20, stateful_step_count=20, deadline=None)

@@ -1,4 +1,4 @@
-"""Prompts that storage has: asked for, read, loaded; pages that are stored; waiting and giving up."""
+"""Prompts that storage has are asked for, read, loaded; pages are stored; waits end."""
 
 import pytest
 from storage_rig import StorageRig, limits
