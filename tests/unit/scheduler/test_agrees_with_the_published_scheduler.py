@@ -13,7 +13,7 @@ pytest.importorskip(
 
 from published_pair import Pair
 
-EVENTS = int(os.environ.get("DRUMLINE_SOAK_EVENTS", "150"))
+EVENTS = int(os.environ.get("DRUMLINE_SOAK_EVENTS", "100"))
 
 
 FULL = CacheGroup(group_id="full", block_tokens=4)
