@@ -1,21 +1,25 @@
-"""Copies between the KV pool and host memory: bandwidth, and a load against computing again.
+"""Copies between the KV pool and host memory: bandwidth, a load against computing again, rounds.
 
-    python benchmarks/host_cache.py [--json FILE] [--model MODEL] [--rounds 15]
+    python benchmarks/host_cache.py [--json FILE] [--model MODEL] [--rounds 9] [--threads N]
 
-`copy_gbs` is the yardstick: one plain copy of as many bytes between two contiguous places
-of the same two pools. `store` and `load` move the same bytes as blocks, whose keys and
-values of every layer lie apart on one side: `neighbours` are blocks in a row on both sides,
-`scattered` ones anywhere. Pools are larger than the caches, and each repetition takes other
-blocks, so that all of it comes from memory. Best of the rounds; `share` is of the yardstick.
+`copy` is the yardstick: one plain copy of as many bytes between two contiguous places of
+the same two pools, by as many threads. `store` and `load` move the same bytes as blocks,
+whose keys and values of every layer lie apart on one side, the way plans have it done:
+`neighbours` are blocks in a row on both sides, `scattered` ones anywhere. Pools are larger
+than the caches, and each repetition takes other blocks, so that all of it comes from memory.
+A share is that of the yardstick in the same repetition, the median of all; in brackets the
+same of processor time, which other work on the machine changes less.
 
 `load_back` times a plan that loads a prefix of 1,024 tokens through the data plane, and one
-that computes it.
+that computes it. `steady` is the processor time of a decode round without open operations,
+of an engine with host tiers beside one without.
 """
 
 import argparse
 import json
 import os
 import platform
+import statistics
 import sys
 import time
 from pathlib import Path
@@ -30,10 +34,12 @@ from drumline.contract.ports import Dispatch
 from drumline.contract.request import Admission, Sampling
 from drumline.core.config import CacheConfig, Config, ModelConfig, ScheduleConfig
 from drumline.device.build import build
+from drumline.device.copying import CopyThreads
 from drumline.device.data_plane import QueuedDataPlane
 from drumline.device.forward_thread import ForwardThread
-from drumline.device.host_cache import HostPool
+from drumline.device.host_cache import STEP_BYTES, HostPool
 from drumline.device.kv import BLOCK_TOKENS, KvPool
+from drumline.replay.simulator import Simulation, small_specs
 
 MIB = 1 << 20
 SIZES_MIB = (1, 4, 16, 64)
@@ -44,8 +50,8 @@ PREFIX = 1024
 class Copies:
     """A KV pool of SmolLM2-135M's shape and a host pool of the same size."""
 
-    def __init__(self, dtype, rounds):
-        self.dtype, self.rounds = dtype, rounds
+    def __init__(self, dtype, rounds, threads):
+        self.dtype, self.rounds, self.threads = dtype, rounds, threads
         shape = {"layers": 30, "block_tokens": BLOCK_TOKENS, "kv_heads": 3, "head_dim": 64}
         self.block_bytes = 2 * 30 * BLOCK_TOKENS * 3 * 64 * dtype.itemsize
         self.blocks = POOL_MIB * MIB // self.block_bytes
@@ -54,23 +60,38 @@ class Copies:
         every = np.arange(1, self.blocks + 1, dtype=np.int32)
         for part in (*self.kv.keys, *self.kv.values):
             part.fill_(1)
-        self.host.store(self.kv, [BlockMoves(0, every, every)])
-        self.flat = (self.kv._fields.view(-1), self.host._blocks.view(-1))
+        self.store([BlockMoves(0, every, every)])
+        # Null block included, the pool's memory as it lies.
+        device = self.kv.bytes.transpose(1, 0, 2).reshape(-1)
+        self.flat = torch.from_numpy(device), torch.from_numpy(self.host._blocks.reshape(-1))
         self.random = np.random.default_rng(0)
 
+    def store(self, moves):
+        self.threads.run(self.host.stores(self.kv, moves, len(self.threads)))
+
+    def load(self, moves):
+        fields = 2 * max(1, STEP_BYTES // (2 * self.kv.layout.field_bytes))
+        steps = self.host.loads(self.kv, moves, len(self.threads), fields)
+        self.threads.start(steps, lambda: None).wait_all()
+
     def measure(self, mib):
-        """Return GB/s of every way to copy about `mib` MiB."""
-        count = max(1, mib * MIB // self.block_bytes)
+        """Return GB/s of a plain copy of about `mib` MiB, and every way's share of that."""
+        count = max(1, round(mib * MIB / self.block_bytes))
         size = count * self.block_bytes
-        best = {}
+        plain, shares, work = [], {}, {}
         for _ in range(self.rounds):
-            for name, act in self.acts(count, size):
-                began = time.perf_counter()
-                act()
-                took = time.perf_counter() - began
-                best[name] = min(best.get(name, took), took)
-        return {"blocks": count, "mib": round(size / MIB, 2)} | {
-            name: round(size / took / 1e9, 2) for name, took in best.items()
+            took = {name: timed(act) for name, act in self.acts(count, size)}
+            wall, cpu = took.pop("copy")
+            plain.append(size / wall / 1e9)
+            for name, (its_wall, its_cpu) in took.items():
+                shares.setdefault(name, []).append(wall / its_wall)
+                work.setdefault(name, []).append(cpu / its_cpu)
+        return {
+            "blocks": count,
+            "mib": round(size / MIB, 2),
+            "copy_gbs": round(statistics.median(plain), 2),
+            "share": medians(shares),
+            "cpu_share": medians(work),
         }
 
     def acts(self, count, size):
@@ -78,10 +99,9 @@ class Copies:
         here, there = (int(self.random.integers(0, len(flat) - size)) for flat in self.flat)
         yield "copy", lambda: host[there : there + size].copy_(device[here : here + size])
         for kind, blocks in (("neighbours", self.row), ("scattered", self.anywhere)):
-            store = [BlockMoves(0, blocks(count), blocks(count))]
-            load = [BlockMoves(0, blocks(count), blocks(count))]
-            yield f"store {kind}", lambda store=store: self.host.store(self.kv, store)
-            yield f"load {kind}", lambda load=load: self.host.load(self.kv, load)
+            for way, act in (("store", self.store), ("load", self.load)):
+                moves = [BlockMoves(0, blocks(count), blocks(count))]
+                yield f"{way} {kind}", lambda act=act, moves=moves: act(moves)
 
     def row(self, count):
         first = self.random.integers(1, self.blocks + 2 - count)
@@ -89,6 +109,52 @@ class Copies:
 
     def anywhere(self, count):
         return (self.random.permutation(self.blocks)[:count] + 1).astype(np.int32)
+
+
+def timed(act):
+    """Return the seconds that an act takes, and those of processor in all threads."""
+    began, worked = time.perf_counter(), time.process_time()
+    act()
+    return time.perf_counter() - began, time.process_time() - worked
+
+
+def medians(samples):
+    return {name: round(statistics.median(all_), 2) for name, all_ in samples.items()}
+
+
+def steady_us(rounds, size=64):
+    """Return the microseconds of a decode round without and with host tiers, nothing open."""
+    engines = {}
+    for name, tiers in (
+        ("without", {}),
+        ("with", {"num_host_pages": 20_001, "num_snapshot_pages": 4_001,
+                  "max_retracted_requests": size}),
+    ):  # fmt: skip
+        engines[name] = Simulation(
+            small_specs(
+                num_pages=20_001, max_rows=size, max_scheduled_tokens=2048, max_model_len=4096,
+                eos_token_ids=(), **tiers,
+            ),
+            depth=1,
+        )  # fmt: skip
+        for n in range(size):
+            engines[name].submit(f"r{n}", [n + 1, *range(1, 30)])
+        engines[name].run(64)
+    took = {name: [] for name in engines}
+    for _ in range(rounds):
+        for name, engine in engines.items():
+            began = time.thread_time()
+            engine.run(16)
+            took[name].append((time.thread_time() - began) / 16 * 1e6)
+    if engines["with"].loop._cache_ops.open:
+        raise SystemExit("an operation is open in a round that should be steady")
+    ratios = [mine / plain for mine, plain in zip(took["with"], took["without"], strict=True)]
+    return {
+        "rows": size,
+        "without_us": round(statistics.median(took["without"]), 1),
+        "with_us": round(statistics.median(took["with"]), 1),
+        "ratio": round(statistics.median(ratios), 3),
+    }
 
 
 def load_back_ms(model, repeats):
@@ -130,18 +196,20 @@ def load_back_ms(model, repeats):
         back = (BlockMoves(0, blocks[::-1].copy(), blocks),)
         for n in range(1, 5 * repeats):
             began = time.perf_counter()
+            # Without a batch of its own, a plan ends behind its load.
             plane.execute(Plan(round=3, cache_ops=(LoadBack(n, back),)), Dispatch())
             thread.call(lambda: None)
             loads.append(time.perf_counter() - began)
+            plane.poll_cache_acks()
     finally:
         plane.shutdown()
     return {
         "model": built.specs.model.name,
         "dtype": built.specs.model.dtype,
         "tokens": PREFIX,
-        "load_ms": round(min(loads) * 1e3, 2),
-        "prefill_ms": round(min(prefills) * 1e3, 1),
-        "times_quicker": round(min(prefills) / min(loads), 1),
+        "load_ms": round(statistics.median(loads) * 1e3, 2),
+        "prefill_ms": round(statistics.median(prefills) * 1e3, 1),
+        "times_quicker": round(statistics.median(prefills) / statistics.median(loads), 1),
     }
 
 
@@ -149,30 +217,40 @@ def main():
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     arguments.add_argument("--json", type=Path)
     arguments.add_argument("--model")
-    arguments.add_argument("--rounds", type=int, default=15)
+    arguments.add_argument("--rounds", type=int, default=9)
+    arguments.add_argument("--threads", type=int, default=torch.get_num_threads())
     asked = arguments.parse_args()
+    torch.set_num_threads(asked.threads)
     report = {
         "benchmark": "host_cache",
         "machine": {
             "cores": os.cpu_count(),
-            "threads": torch.get_num_threads(),
+            "threads": asked.threads,
             "load": round(os.getloadavg()[0], 2),
             "python": platform.python_version(),
             "torch": torch.__version__,
         },
-        "copies_gbs": {},
+        "copies": {},
     }
     ways = [f"{way} {kind}" for kind in ("neighbours", "scattered") for way in ("store", "load")]
-    print(f"{'dtype':9} {'MiB':>6} {'copy':>6}  " + "  ".join(f"{way:>17}" for way in ways))
+    print(f"{'dtype':9} {'MiB':>6} {'copy':>11}  " + "  ".join(f"{way:>16}" for way in ways))
+    threads = CopyThreads(asked.threads)
     for dtype in (torch.bfloat16, torch.float32):
         name = str(dtype).removeprefix("torch.")
-        copies = Copies(dtype, asked.rounds)
-        found = report["copies_gbs"][name] = [copies.measure(mib) for mib in SIZES_MIB]
+        copies = Copies(dtype, asked.rounds, threads)
+        found = report["copies"][name] = [copies.measure(mib) for mib in SIZES_MIB]
         for row in found:
-            shares = [f"{row[way]:6.1f} GB/s {row[way] / row['copy']:4.0%}" for way in ways]
-            row["share"] = {way: round(row[way] / row["copy"], 2) for way in ways}
-            print(f"{name:9} {row['mib']:6.1f} {row['copy']:6.1f}  " + "  ".join(shares))
-    back = report["load_back"] = load_back_ms(asked.model, 2)
+            shares = "  ".join(
+                f"{row['share'][way]:9.0%} ({row['cpu_share'][way]:4.0%})" for way in ways
+            )
+            print(f"{name:9} {row['mib']:6.1f} {row['copy_gbs']:6.1f} GB/s  {shares}")
+    threads.stop()
+    still = report["steady"] = steady_us(4 * asked.rounds)
+    print(
+        f"a steady round of {still['rows']} rows takes {still['with_us']} us of processor with "
+        f"host tiers, {still['without_us']} us without: {still['ratio']} times as long"
+    )
+    back = report["load_back"] = load_back_ms(asked.model, 5)
     print(
         f"{back['model']} in {back['dtype']}: {PREFIX} tokens load in {back['load_ms']} ms and "
         f"are computed in {back['prefill_ms']} ms, {back['times_quicker']} times as long"

@@ -107,6 +107,13 @@ def _additive(query: Tensor, key: Tensor, window: int | None, dtype: torch.dtype
     return torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, -torch.inf)
 
 
+class LayerFence(Protocol):
+    """What a forward waits for before it reads a layer's keys and values of earlier tokens."""
+
+    def wait(self, layer: int) -> None:
+        """Let nothing that follows run before the layer's part is in the pool."""
+
+
 class Attention(Protocol):
     """A back end: writes a batch's keys and values to the pool and attends."""
 

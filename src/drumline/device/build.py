@@ -41,6 +41,8 @@ _DTYPES = {
     Dtype.FLOAT16: torch.float16,
 }
 _MANY_WEIGHTS = 1_000_000_000
+_COPY_THREADS = 8
+"""Threads that copy between KV pool and host memory: a few use up the memory's bandwidth."""
 
 
 class StartUp(Struct, frozen=True):
@@ -107,7 +109,9 @@ def _build(config: Config, group: TensorGroup) -> DeviceBuild:
     # One column more than the context fills: the block a last token would be written to.
     table = BlockTable(rows, max_model_len // BLOCK_TOKENS + 1)
     executor = Executor(decoder, backend.attention(pool), sampler, rows, BLOCK_TOKENS)
-    cache = HostCache(pool, executor, budget.host)
+    cache = HostCache(
+        pool, executor, budget.host, threads=min(torch.get_num_threads(), _COPY_THREADS)
+    )
     load_ms = (clock.now_us() - started) // 1000
     dtype_name = str(dtype).removeprefix("torch.")
     _log.info(

@@ -44,7 +44,7 @@ class QueuedDataPlane:
         """Queue: carry out a plan; returns the ticket of its forward, or None without a batch."""
         answer = self._thread.submit(partial(self._handle.execute, plan, dispatch))
         if any(isinstance(op, WriteBack) and op.pinned for op in plan.cache_ops):
-            # A task of its own, behind the forward: its tokens need not wait for these copies.
+            # Behind the forward, which may write what they read; its tokens wait for no copy.
             self._thread.submit(partial(self._handle.store_pinned, plan.cache_ops))
         if plan.batch is None or not plan.batch.size:
             return None
@@ -77,3 +77,4 @@ class QueuedDataPlane:
     def shutdown(self) -> None:
         """Let what is queued run, then end the forward thread."""
         self._thread.stop()
+        self._handle.stop()

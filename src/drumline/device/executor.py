@@ -16,7 +16,7 @@ from drumline.contract.plan import Batch
 from drumline.contract.ports import DpRound, LogprobPlan
 from drumline.contract.result import ForwardResult, RowLogprobs
 from drumline.core.errors import InvariantError
-from drumline.device.attention import Attention, AttentionBatch
+from drumline.device.attention import Attention, AttentionBatch, LayerFence
 from drumline.device.kv import BlockTable
 from drumline.device.models.decoder import Decoder
 from drumline.device.sampling.sampler import Sampler
@@ -42,8 +42,17 @@ class Executor:
         self._page = page
         self._last = torch.zeros(rows, dtype=torch.int64)
 
-    def run(self, batch: Batch, table: BlockTable, wanted: LogprobPlan | None) -> ForwardResult:
-        """Compute a batch and return what it sampled. The batch feeds at least one token."""
+    def run(
+        self,
+        batch: Batch,
+        table: BlockTable,
+        wanted: LogprobPlan | None,
+        fence: LayerFence | None = None,
+    ) -> ForwardResult:
+        """Compute a batch and return what it sampled. The batch feeds at least one token.
+
+        `fence` guards what the batch's plan loads, layer by layer.
+        """
         place = AttentionBatch(
             table, batch.rows, batch.input_lengths, batch.prefix_lengths, self._page
         )
@@ -53,7 +62,7 @@ class Executor:
         chosen = np.flatnonzero(sampling).astype(np.int32)
         last = (place.starts + batch.input_lengths - 1)[chosen].astype(np.int64)
         logits = self._model.forward(
-            self._inputs(batch), place, self._attention, torch.from_numpy(last)
+            self._inputs(batch), place, self._attention, torch.from_numpy(last), fence
         )
         counts = sampling.astype(np.int32)
         if not len(chosen):

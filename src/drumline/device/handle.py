@@ -61,8 +61,12 @@ class DeviceHandle:
 
     @torch.inference_mode()
     def store_pinned(self, ops: Sequence[CacheOp]) -> None:
-        """Carry out a plan's stores of pinned blocks, which wait for nothing in it."""
+        """Begin a plan's stores of pinned blocks, for which nobody waits."""
         self._cache.store_pinned(ops)
+
+    def stop(self) -> None:
+        """Finish the copies under way. Thread: any, once the forward thread has stopped."""
+        self._cache.stop()
 
     @torch.inference_mode()
     def execute(self, plan: Plan, dispatch: Dispatch) -> ForwardResult | None:
@@ -72,26 +76,30 @@ class DeviceHandle:
         """
         # Stores of what is given away come before all else: the very next line may overwrite it,
         # and a suspended request's row is somebody else's in this plan's forward.
-        self._cache.store_ordered(plan.cache_ops)
+        if plan.cache_ops:
+            self._cache.store_ordered(plan.cache_ops)
         # Copies before blanks: a source may be somebody else's from this plan on, zeroed below.
         for copies in plan.copies:
             self._pool.copy(copies.sources, copies.targets)
         # Then the new owners' blocks are blanked, before anything of theirs is written.
         for zeroes in plan.zeroes:
             self._pool.zero(zeroes.blocks)
-        # Loads land on blanked pages. A restored row's state is in place before its new row is
-        # bound, and before a forward may name it.
-        self._cache.load(plan.cache_ops)
+        # Loads land on blanked pages, so they begin only now. A restored row's state is in place
+        # before its new row is bound, and before a forward may name it.
+        fence = self._cache.load(plan.cache_ops) if plan.cache_ops else None
         # Only now may the table change: all forwards queued before this plan have run.
         for patch in plan.patches:
             self._table.patch(patch.rows, patch.columns, patch.blocks)
         for bound in plan.bound:
             self._sampler.bind(bound.row, bound.rid)
         if plan.batch is None or not plan.batch.size:
+            if fence is not None:
+                # The next plan's forward reads these pages too, and has no fence of theirs.
+                fence.wait_all()
             if dispatch.dp is not None and dispatch.dp.idle:
                 self.idle_forward(dispatch.dp)
             return None
-        return self._executor.run(plan.batch, self._table, dispatch.logprobs)
+        return self._executor.run(plan.batch, self._table, dispatch.logprobs, fence)
 
     @torch.inference_mode()
     def idle_forward(self, dp: DpRound) -> None:

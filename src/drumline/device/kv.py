@@ -10,7 +10,7 @@ import math
 
 import numpy as np
 import torch
-from torch import Tensor
+from numpy.typing import NDArray
 
 from drumline.contract.arena import PageLayout
 from drumline.contract.arrays import IntArray
@@ -30,7 +30,7 @@ class KvPool:
     Block 0 is the null block: nobody owns it, and what is read from it is masked.
     """
 
-    __slots__ = ("_fields", "block_tokens", "keys", "layout", "values")
+    __slots__ = ("block_tokens", "bytes", "keys", "layout", "values")
 
     def __init__(
         self,
@@ -50,18 +50,12 @@ class KvPool:
         tag = f"tokens-heads-dims {block_tokens}x{kv_heads}x{head_dim} {name}"
         self.layout = PageLayout(tag, 2 * layers, field_bytes)
         memory = device_memory(blocks * self.layout.block_bytes, device)
-        self._fields = memory.view(2 * layers, blocks, field_bytes)
-        fields = [part.view(dtype).view(shape) for part in self._fields]
+        parts = memory.view(2 * layers, blocks, field_bytes)
+        fields = [part.view(dtype).view(shape) for part in parts]
         self.block_tokens = block_tokens
         self.keys, self.values = fields[::2], fields[1::2]
-
-    def block(self, block: int) -> Tensor:
-        """Return the bytes of one block, `[fields, field_bytes]`, as a view."""
-        return self._fields.select(1, block)
-
-    def stretch(self, first: int, count: int) -> Tensor:
-        """Return the bytes of neighbouring blocks, `[count, fields, field_bytes]`, as a view."""
-        return self._fields[:, first : first + count].transpose(0, 1)
+        self.bytes: NDArray[np.uint8] = parts.transpose(0, 1).numpy()
+        """The same memory as blocks, `[blocks, fields, field_bytes]`: what threads copy."""
 
     def zero(self, blocks: IntArray) -> None:
         """Blank blocks for a new owner."""

@@ -13,13 +13,11 @@ from torch import Tensor
 _HUGE_PAGE = 2 << 20
 
 
-def host_memory(size: int, *, pinned: bool = False) -> Tensor:
-    """Return `size` zero bytes of host memory, uint8; `pinned` where a GPU copies to and fro.
+def host_memory(size: int) -> Tensor:
+    """Return `size` zero bytes of host memory, uint8.
 
     Raises OSError where the system has no address space for it.
     """
-    if pinned:
-        return torch.zeros(size, dtype=torch.uint8, pin_memory=True)
     rounded = -(-size // _HUGE_PAGE) * _HUGE_PAGE
     # Private, as shared anonymous memory gets no huge pages by default.
     mapped = mmap.mmap(-1, rounded, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

@@ -2,6 +2,7 @@
 
 import ctypes
 import threading
+import time
 
 import msgspec
 import numpy as np
@@ -58,6 +59,17 @@ def same(left, right):
     return all(torch.equal(mine, theirs) for mine, theirs in zip(left, right, strict=True))
 
 
+def store(host, kv, *moved, threads=2):
+    for task in host.stores(kv, moved, threads):
+        task()
+
+
+def load(host, kv, *moved, threads=2, step_fields=6):
+    for step in host.loads(kv, moved, threads, step_fields):
+        for task in step:
+            task()
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_blocks_come_back_as_they_were_whatever_neighbours_they_had(dtype):
     kv = kv_pool(dtype=dtype)
@@ -72,12 +84,12 @@ def test_blocks_come_back_as_they_were_whatever_neighbours_they_had(dtype):
             sources = np.arange(count) + RANDOM.integers(1, 40 - count)
         if RANDOM.random() < 0.5:
             targets = np.arange(count) + RANDOM.integers(1, 31 - count)
-        host.store(kv, [moves(sources, targets)])
+        store(host, kv, moves(sources, targets))
         for source, target in zip(sources.tolist(), targets.tolist(), strict=True):
             held[target] = contents(kv, source)
         blocks = RANDOM.permutation(sorted(held))[:4].tolist()
         places = RANDOM.permutation(np.arange(1, 40))[: len(blocks)].tolist()
-        host.load(kv, [moves(blocks, places)])
+        load(host, kv, moves(blocks, places), step_fields=int(RANDOM.integers(1, 8)))
         for block, place in zip(blocks, places, strict=True):
             assert same(contents(kv, place), held[block])
 
@@ -85,7 +97,7 @@ def test_blocks_come_back_as_they_were_whatever_neighbours_they_had(dtype):
 def test_a_host_block_lies_in_one_piece_layer_by_layer_keys_before_values():
     kv = kv_pool()
     host = HostPool(kv, 4, ArenaTier.HOST)
-    host.store(kv, [moves([7], [3])])
+    store(host, kv, moves([7], [3]))
     arena = host.arena
     assert arena.blocks == 4
     assert arena.layout.block_bytes == 3 * 2 * 4 * 2 * 8 * 2
@@ -100,11 +112,11 @@ def test_a_host_block_lies_in_one_piece_layer_by_layer_keys_before_values():
 def test_a_block_that_holds_nothing_or_lies_outside_is_refused():
     kv = kv_pool()
     host = HostPool(kv, 4, ArenaTier.HOST)
-    host.store(kv, [moves([1], [2])])
+    store(host, kv, moves([1], [2]))
     with pytest.raises(InvariantError, match="host block 3 holds no page of layout 'tokens"):
-        host.load(kv, [moves([2, 3], [5, 6])])
+        load(host, kv, moves([2, 3], [5, 6]))
     with pytest.raises(InvariantError, match="blocks 1 to 4, not 0 to 5"):
-        host.store(kv, [moves([1, 2], [0, 5])])
+        store(host, kv, moves([1, 2], [0, 5]))
 
 
 def test_pages_of_another_layout_are_foreign():
@@ -150,10 +162,14 @@ def patch(row, blocks):
     return TablePatch(0, np.full(len(blocks), row, np.int32), columns, ints(*blocks))
 
 
-def settled(device):
-    """Return the acknowledgments once everything queued has run."""
+def settled(device, count=1):
+    """Return the acknowledgments of `count` operations, once everything queued has run."""
     device.thread.call(lambda: None)
-    return device.plane.poll_cache_acks()
+    acks = []
+    deadline = time.monotonic() + 20
+    while len(acks) < count and time.monotonic() < deadline:
+        acks += device.plane.poll_cache_acks()
+    return sorted(acks, key=lambda ack: ack.op_id)
 
 
 def follow(device, row, count):
@@ -205,10 +221,10 @@ def test_a_suspended_request_goes_on_elsewhere_as_if_nothing_happened(rig, sampl
             patches=(patch(2, [30, 20, 21, 40]),),
         )
     )
-    assert device.plane.poll_cache_acks() == [CacheAck(2)]
+    assert settled(device) == [CacheAck(2)]
     said += follow(device, 2, 5)
     assert [token for token, _ in said[1:]] == [token for token, _ in expected[1:]]
-    assert said == pytest.approx(expected) if False else said[0] == expected[0]
+    assert said[0] == expected[0]
     assert [p for _, p in said[1:]] == pytest.approx([p for _, p in expected[1:]], abs=1e-6)
 
 
@@ -243,8 +259,9 @@ def test_a_store_reads_what_its_blocks_held_before_the_plan_unless_they_are_pinn
             zeroes=(PageZeroes(0, ints(1)),),
         )
     )
+    assert settled(device) == [CacheAck(0)]
     device.execute(device.plan(cache_ops=(LoadBack(1, (moves([1], [41]),)),)))
-    assert settled(device) == [CacheAck(0), CacheAck(1)]
+    assert settled(device) == [CacheAck(1)]
     assert same(contents(pool, 40), before)
     # The scheduler never gives pinned blocks away; that this plan does shows when it is read.
     assert same(contents(pool, 41), blank if pinned else before)

@@ -8,7 +8,7 @@ tensor-parallel group builds its `Shard` of it.
 import torch
 from torch import Tensor
 
-from drumline.device.attention import Attention, AttentionBatch
+from drumline.device.attention import Attention, AttentionBatch, LayerFence
 from drumline.device.layers import (
     Backend,
     Embedding,
@@ -112,16 +112,23 @@ class Decoder:
         self._rotary = rotary
 
     def forward(
-        self, ids: Tensor, batch: AttentionBatch, attention: Attention, sampled: Tensor
+        self,
+        ids: Tensor,
+        batch: AttentionBatch,
+        attention: Attention,
+        sampled: Tensor,
+        fence: LayerFence | None = None,
     ) -> Tensor:
         """Compute one ragged batch and return float32 logits, `[len(sampled), vocab]`.
 
         `ids` has a token an entry; `sampled` are the indices of those whose next
-        token is asked for.
+        token is asked for. Each layer waits for its part of what `fence` guards.
         """
         x = self._embedding(ids)
         angles = self._rotary.angles(batch.positions, x.dtype)
-        for layer in self._layers:
+        for index, layer in enumerate(self._layers):
+            if fence is not None:
+                fence.wait(index)
             x = layer(x, angles, attention, batch)
         return self._head(self._norm(x[sampled])).float()
 
