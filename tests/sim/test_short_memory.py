@@ -1,6 +1,7 @@
 """An engine with too little memory serves everything, computes nothing twice and says the same."""
 
 import random
+import re
 from itertools import islice
 
 import msgspec
@@ -9,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drumline.collective.in_process import run_ranks
-from drumline.control.cache_ops import CacheState
+from drumline.contract.census import CacheState
 from drumline.replay.arithmetic import answer
 from drumline.replay.simulator import Simulation, small_specs
 
@@ -221,6 +222,44 @@ def test_a_request_that_is_suspended_counts_as_waiting_and_is_not_idle():
     assert engine.sim.answer("r0").ids == engine.expected("r0")
 
 
+def test_the_line_of_a_request_says_how_often_and_how_long_it_was_suspended(caplog):
+    caplog.set_level("INFO", "drumline.request")
+    engine = Engine(specs(num_pages=300), force_retraction_interval=9, delay=lambda op: 6)
+    engine.ask(2)
+    engine.sim.run_until_idle(6000)
+    lines = [text for text in caplog.messages if text.startswith("Req: ")]
+    said = [re.search(r"preempt_ms=([0-9.]+), preempt_count=(\d+),", line) for line in lines]
+    assert len(said) == 2
+    assert sum(int(found[2]) for found in said) == engine.counters.retractions > 4
+    for found in said:
+        # A round is a millisecond, and no image is back sooner than its store lands.
+        assert float(found[1]) >= 6 * int(found[2])
+
+
+def test_a_request_that_ends_while_suspended_was_suspended_until_then(caplog):
+    caplog.set_level("INFO", "drumline.request")
+    engine = Engine(specs(num_pages=300), force_retraction_interval=5, delay=lambda op: 500)
+    engine.ask(1)
+    engine.sim.run(40)
+    engine.sim.abort("r0")
+    engine.sim.run(1)
+    (line,) = [text for text in caplog.messages if text.startswith("Req: r0 ")]
+    found = re.search(r"preempt_ms=([0-9.]+), preempt_count=1,", line)
+    assert 25 <= float(found[1]) <= 40
+
+
+def test_a_census_counts_what_blocks_say_so_that_a_lost_page_shows():
+    engine = Engine(specs(num_pages=300))
+    engine.ask(4)
+    engine.sim.run(20)
+    scheduler = engine.sim.scheduler
+    census = scheduler.census()
+    assert census.device.active == scheduler.active_pages() > 0
+    assert (census.device.lost, census.snapshot.lost) == (0, 0)
+    scheduler._pool._free.take(3)
+    assert scheduler.census().device.lost == 3
+
+
 def test_the_cache_state_accounts_for_every_page_while_requests_are_suspended():
     engine = Engine(specs(num_pages=60), delay=lambda op: 4)
     engine.ask(6)
@@ -231,13 +270,13 @@ def test_the_cache_state_accounts_for_every_page_while_requests_are_suspended():
         reply = engine.sim.frontend.replies[-1]
         assert (reply.call_id, reply.success) == (call, True)
         state = msgspec.json.decode(reply.message, type=CacheState)
-        assert state.device_pages == 59
-        assert min(state.device_active, state.device_cached, state.device_empty) >= 0
-        assert state.device_active + state.device_cached + state.device_empty == 59
+        pools = state.pools
+        assert (pools.device.pages, pools.host.pages, pools.snapshot.pages) == (59, 0, 300)
+        assert pools.device.lost == pools.host.lost == pools.snapshot.lost == 0
         counters = state.counters
         # An image stands in the snapshot pool until its restore is done.
         assert state.suspended_requests >= counters.retractions - counters.restores
-        assert (state.snapshot_active > 0) >= (state.suspended_requests > 0)
+        assert (pools.snapshot.active > 0) >= (state.suspended_requests > 0)
         seen.add(state.suspended_requests)
     assert max(seen) > 0
     engine.sim.run_until_idle(6000)

@@ -21,6 +21,7 @@ from drumline.contract.cache import (
     Snapshot,
     WriteBack,
 )
+from drumline.contract.census import CacheCounters, CacheState, TierCounters
 from drumline.contract.ports import Group, Reduce
 from drumline.contract.specs import DeviceSpecs
 from drumline.core.errors import InvariantError
@@ -38,45 +39,6 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(_View).decode
 
 
-class TierCounters(Struct):
-    """What was copied to and from one tier, since the start."""
-
-    stored_blocks: int = 0
-    stored_bytes: int = 0
-    loaded_blocks: int = 0
-    loaded_bytes: int = 0
-
-
-class CacheCounters(Struct):
-    """What cache operations did, since the start. Operations count once they are done."""
-
-    host: TierCounters
-    snapshot: TierCounters
-    hit_tokens: int = 0
-    """Tokens of prefixes that were found in the host tier, summed over the groups."""
-    retractions: int = 0
-    restores: int = 0
-    failed: int = 0
-
-
-class CacheState(Struct, frozen=True):
-    """Where all pages are, null pages not counted; the answer of `cache_state`, as JSON.
-
-    A pool's pages are `active`, held by live requests, `cached` and nothing else, or
-    `empty`; those three are all of them. In the snapshot pool nothing is only cached.
-    """
-
-    device_pages: int
-    device_active: int
-    device_cached: int
-    device_empty: int
-    snapshot_pages: int
-    snapshot_active: int
-    suspended_requests: int
-    open_operations: int
-    counters: CacheCounters
-
-
 class CacheOps:
     """Operations that a plan named and that are not done everywhere."""
 
@@ -85,9 +47,7 @@ class CacheOps:
         "_block_tokens",
         "_early",
         "_open",
-        "_pages",
         "_replica",
-        "_snapshot_pages",
         "counters",
     )
 
@@ -96,8 +56,6 @@ class CacheOps:
         self._block_bytes = [
             specs.bytes_per_page // group.blocks_per_parent for group in specs.groups
         ]
-        self._pages = specs.num_pages - 1
-        self._snapshot_pages = specs.num_snapshot_pages - 1
         self._block_tokens = [group.block_tokens for group in specs.groups]
         self._open: dict[int, CacheOp] = {}
         self._early: dict[int, CacheAck] = {}
@@ -112,12 +70,7 @@ class CacheOps:
     def state(self, scheduler: Scheduler) -> CacheState:
         """Return where all pages are now."""
         return CacheState(
-            device_pages=self._pages,
-            device_active=scheduler.active_pages(),
-            device_cached=scheduler.free_pages() - scheduler.empty_pages,
-            device_empty=scheduler.empty_pages,
-            snapshot_pages=self._snapshot_pages,
-            snapshot_active=scheduler.snapshot_pages(),
+            pools=scheduler.census(),
             suspended_requests=scheduler.sizes().retracted,
             open_operations=self.open,
             counters=self.counters,
@@ -179,8 +132,10 @@ class CacheOps:
         counters = self.counters
         match op:
             case WriteBack():
+                counters.stores += 1
                 self._stored(counters.host, op.moves)
             case LoadBack():
+                counters.loads += 1
                 self._loaded(counters.host, op.moves)
                 counters.hit_tokens += sum(
                     len(move.targets) * self._block_tokens[move.group] for move in op.moves

@@ -376,14 +376,16 @@ class EventLoop:
     def _start(self, plan: Plan) -> None:
         """Apply what the plan decided about requests: ends and rows taken, then rows given."""
         self._outputs.finish_plan_aborts(plan.aborts, self._now_us)
+        self._cache_ops.counters.aborts += len(plan.aborts)
         for op in plan.cache_ops:
             if isinstance(op, Snapshot):
-                self._outputs.suspend(op.rid)
+                self._outputs.suspend(op.rid, self._now_us)
         cached = 0
         for bound in plan.bound:
             tokens = self._scheduler.cached_tokens(bound.rid)
             if self._outputs.bind(bound, tokens, self._now_us):
                 cached += tokens
+        self._cache_ops.counters.cached_tokens += cached
         # One member speaks for the replica: the others would say the same.
         if plan.batch is not None and self._relay.owner and self._batch_log.due(plan.batch):
             kept = self._scheduler.free_pages() - self._scheduler.empty_pages

@@ -24,6 +24,9 @@ def line(end: Ended) -> str:
     started, first = request.scheduled_us, request.first_token_us
     decoding_us = end.at_us - first if first >= 0 else 0
     decode_tps = (end.produced - 1) * 1e6 / decoding_us if decoding_us > 0 else 0.0
+    suspended_us = request.suspended_for_us
+    if request.suspended_us >= 0:
+        suspended_us += end.at_us - request.suspended_us
     status = "ABORTED" if ending.reason is Reason.ABORT else "OK"
     return (
         f"Req: {request.rid} Finish! RequestStats("
@@ -32,7 +35,8 @@ def line(end: Ended) -> str:
         f"output_tokens={end.produced}, "
         f"queue_ms={_ms(request.arrived_us, started)}, prefill_ms={_ms(started, first)}, "
         f"ttft_ms={_ms(request.arrived_us, first)}, total_ms={_ms(request.arrived_us, end.at_us)}, "
-        f"preempt_ms=0.0, preempt_count=0, decode_tps={decode_tps:.1f}, acc_len=1.0)"
+        f"preempt_ms={_ms(0, suspended_us)}, preempt_count={request.suspensions}, "
+        f"decode_tps={decode_tps:.1f}, acc_len=1.0)"
     )
 
 

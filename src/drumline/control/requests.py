@@ -88,6 +88,9 @@ class Request:
         "scheduled_us",
         "stops",
         "stream",
+        "suspended_for_us",
+        "suspended_us",
+        "suspensions",
         "top_logprobs",
     )
 
@@ -120,6 +123,16 @@ class Request:
         self.arrived_us = now_us
         self.scheduled_us = -1
         self.first_token_us = -1
+        self.suspensions = 0
+        self.suspended_us = -1
+        """Since when it has been suspended; -1 while it is not."""
+        self.suspended_for_us = 0
+
+    def resume(self, now_us: int) -> None:
+        """Note that it is not suspended any more, if it was."""
+        if self.suspended_us >= 0:
+            self.suspended_for_us += now_us - self.suspended_us
+            self.suspended_us = -1
 
     def __repr__(self) -> str:
         return (

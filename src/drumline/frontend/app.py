@@ -52,6 +52,7 @@ def create_app(service: Service) -> ASGIApp:
             Route("/v1/models/{model:path}", _Only("GET", _Plain(show.model))),
             Route("/health", _Only("GET", _Plain(show.health))),
             Route("/metrics", _Only("GET", _Plain(show.metrics))),
+            Route("/debug/kv", _Only("GET", _Plain(show.caches))),
             Route("/version", _Only("GET", _Plain(show.version))),
         ],
         redirect_slashes=False,
@@ -129,8 +130,13 @@ class _Showing:
         await reply.body(_encode(health), status=200 if health.ok else 503)
 
     async def metrics(self, scope: Scope, reply: Reply) -> None:
+        await self._service.caches.refresh()
         text = generate_latest(self._service.registry)
         await reply.body(text, kind=CONTENT_TYPE_LATEST.encode())
+
+    async def caches(self, scope: Scope, reply: Reply) -> None:
+        await self._service.caches.ask()
+        await reply.body(_encode(self._service.caches.view()))
 
     async def version(self, scope: Scope, reply: Reply) -> None:
         engine = self._service.registration.vllm_version

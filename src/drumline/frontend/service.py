@@ -7,12 +7,14 @@ from drumline.client.engine_client import EngineClient
 from drumline.core.clock import SystemClock
 from drumline.core.config import ServerConfig
 from drumline.core.errors import RequestError
+from drumline.frontend.cache_states import CacheStates
 from drumline.frontend.limits import Limits
 from drumline.frontend.live_requests import LiveRequests
 from drumline.frontend.text.chat_template import ChatTemplate
 from drumline.frontend.text.prompt_encoder import PromptEncoder
 from drumline.frontend.text.tokenizer import Tokenizer
 from drumline.frontend.turns import Turns
+from drumline.metrics.caches import CacheCollector
 from drumline.metrics.loads import LoadCollector
 from drumline.metrics.requests import RequestMetrics
 from drumline.wire.handshake import Registration
@@ -27,6 +29,8 @@ class Timings(Struct, frozen=True, kw_only=True):
     """How long a stream's status waits for the engine's first word, which may be a refusal."""
     stall_s: float = 60.0
     """Running work without output for this long is unhealthy."""
+    ask_s: float = 2.0
+    """How long engines have to say what is in their caches."""
 
 
 class Service:
@@ -78,6 +82,8 @@ class Service:
         self.live = LiveRequests(self.metrics.in_flight)
         ProcessCollector(registry=self.registry)
         LoadCollector(self.registry, self.model, lambda: engine.loads)
+        self.caches = CacheStates(engine, self.timings.ask_s)
+        CacheCollector(self.registry, self.model, lambda: self.caches.last)
 
     @property
     def model(self) -> str:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from drumline.contract.arrays import IntArray
+from drumline.contract.census import PoolCensus
 from drumline.contract.specs import CacheGroup
 from drumline.core.errors import InvariantError
 from drumline.scheduler.eviction import EvictionOrder
@@ -349,6 +350,13 @@ class BlockPool:
         if len(self.packing) == 1 and self.packing[0] == 1:
             return self.num_parents - 1 - self.empty - self.evictable
         return len(self.parents(np.flatnonzero(self.refs)))
+
+    def census(self) -> PoolCensus:
+        """Count parents by what their blocks say; not by what should be where."""
+        held = self.parents(np.flatnonzero(self.refs))
+        findable = self.parents(np.flatnonzero(self.node))
+        cached = len(np.setdiff1d(findable, held, assume_unique=True))
+        return PoolCensus(self.num_parents - 1, len(held), cached, self.empty)
 
     def cached_and_held(self) -> bool:
         return bool(((self.node > 0) & (self.refs > 0)).any())

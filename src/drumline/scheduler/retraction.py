@@ -14,6 +14,7 @@ import numpy as np
 from msgspec import Struct
 
 from drumline.contract.cache import BlockMoves, Restore, Snapshot
+from drumline.contract.census import PoolCensus
 from drumline.contract.plan import AbortReason
 from drumline.core.errors import InvariantError
 from drumline.scheduler.blocks import BlockPool
@@ -129,10 +130,9 @@ class Retraction:
     def __len__(self) -> int:
         return len(self._images)
 
-    @property
-    def pages(self) -> int:
-        """Pages of the snapshot pool that images hold."""
-        return self._snapshots.num_parents - 1 - self._snapshots.empty
+    def census(self) -> PoolCensus:
+        """Count the snapshot pool's pages."""
+        return self._snapshots.census()
 
     def known_tokens(self, rid: str) -> int:
         """Return the tokens of a request that was suspended; 0 if it is not."""

@@ -12,6 +12,7 @@ import numpy as np
 
 from drumline.contract.arrays import IntArray
 from drumline.contract.cache import CacheAck
+from drumline.contract.census import Census
 from drumline.contract.kv_events import KvEvent
 from drumline.contract.plan import AbortReason, Batch, Plan
 from drumline.contract.storage import StorageDone
@@ -438,9 +439,9 @@ class Scheduler:
         """Return the parents that live requests hold."""
         return self._pool.active_parents()
 
-    def snapshot_pages(self) -> int:
-        """Return the pages that images of suspended requests hold."""
-        return self._retraction.pages
+    def census(self) -> Census:
+        """Count the pages of every pool; it looks at every block."""
+        return Census(self._pool.census(), self._host.pool.census(), self._retraction.census())
 
     def can_clear(self) -> bool:
         """Whether nothing cached is held, nothing is copied and nobody is suspended.

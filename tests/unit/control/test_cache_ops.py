@@ -9,7 +9,8 @@ from tests.fakes.members import Members
 from drumline.collective.in_process import run_ranks
 from drumline.collective.solo import SoloGroup
 from drumline.contract.cache import BlockMoves, CacheAck, LoadBack, Restore, Snapshot, WriteBack
-from drumline.control.cache_ops import CacheOps, TierCounters
+from drumline.contract.census import TierCounters
+from drumline.control.cache_ops import CacheOps
 from drumline.core.errors import InvariantError
 from drumline.replay.simulator import small_specs
 

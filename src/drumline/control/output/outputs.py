@@ -158,11 +158,13 @@ class Outputs:
 
     # A plan and its forward
 
-    def suspend(self, rid: str) -> None:
+    def suspend(self, rid: str, now_us: int) -> None:
         """Note that a request lost its row in this round's plan; it may get another one later."""
         request = self._by_rid.get(rid)
         if request is not None and request.row:
             self._unbind(request)
+            request.suspensions += 1
+            request.suspended_us = now_us
 
     def bind(self, bound: Bound, cached_tokens: int, now_us: int) -> bool:
         """Note that a row serves a request from this round's plan on; whether it is its first."""
@@ -180,6 +182,7 @@ class Outputs:
         if first:
             request.cached_tokens = cached_tokens
             request.scheduled_us = now_us
+        request.resume(now_us)
         request.row = row
         self._requests[row] = request
         self._generation[row] = bound.generation
