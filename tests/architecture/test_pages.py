@@ -1,16 +1,18 @@
 """What pages say of the house holds: its rooms, its flags, its files."""
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 
-from drumline.cli.flags import CONFIG_FLAG
+from drumline.cli.flags import CONFIG_FLAG, read_arguments
 from drumline.cli.verbs import Chat, Generate, Serve
 from drumline.core.settings import settings_of
 
 ROOT = Path(__file__).parents[2]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+VERBS = {"serve": Serve, "generate": Generate, "chat": Chat}
 FLAGS = {
     name
     for verb in (Serve, Generate, Chat)
@@ -36,6 +38,26 @@ def test_the_map_has_a_row_for_every_room():
 def test_a_flag_that_a_page_names_exists(page):
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", page.read_text()))
     assert named - FLAGS - {"--x", "--no-x"} == set()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=by_name)
+def test_a_command_that_a_page_shows_can_be_given(page):
+    """Indented `make …` and `drumline …`, and either in quotes; fenced examples are run."""
+    text = page.read_text()
+    shown = re.findall(r"^    ((?:[A-Z_]+=\S+ )*(?:make|drumline) .*)$", text, re.MULTILINE)
+    shown += re.findall(r"`((?:make|drumline) [^`…]*)`", text)
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for line in shown:
+        words = shlex.split(line, comments=True)
+        while "=" in words[0]:
+            words.pop(0)
+        command, verb, *rest = words
+        if command == "make":
+            assert verb in targets, line
+            given = [word.removeprefix("ARGS=") for word in rest if word.startswith("ARGS=--")]
+            rest, verb = [word for flags in given for word in shlex.split(flags)], "serve"
+        if verb in VERBS and "--help" not in rest:
+            read_arguments(settings_of(VERBS[verb]), rest)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=by_name)
