@@ -41,7 +41,7 @@ def read_vocabulary(files: ModelFiles, size: int, stop_ids: tuple[int, ...]) -> 
     Raises ConfigError naming the file that does not say it.
     """
     if files.format is ModelFormat.GGUF:
-        texts, alphabet = _gguf_texts(files), Alphabet.BYTE_LEVEL
+        texts, alphabet = _gguf_texts(files)
     else:
         texts, alphabet = _directory_texts(files)
     pieces = [b""] * size
@@ -54,15 +54,17 @@ def read_vocabulary(files: ModelFiles, size: int, stop_ids: tuple[int, ...]) -> 
     return Vocabulary(tuple(pieces), stop_ids)
 
 
-def _gguf_texts(files: ModelFiles) -> dict[int, str]:
+def _gguf_texts(files: ModelFiles) -> tuple[dict[int, str], Alphabet]:
     file = read_gguf(files.path)
     tokens: Any = file.require("tokenizer.ggml.tokens")
     kinds: Any = file.metadata.get("tokenizer.ggml.token_type") or [1] * len(tokens)
-    return {
+    texts = {
         id_: token
         for id_, (token, kind) in enumerate(zip(tokens, kinds, strict=True))
         if kind in _GGUF_TEXT
     }
+    marked = file.metadata.get("tokenizer.ggml.model") == "llama"
+    return texts, Alphabet.SPACE_MARKS if marked else Alphabet.BYTE_LEVEL
 
 
 def _directory_texts(files: ModelFiles) -> tuple[dict[int, str], Alphabet]:

@@ -154,7 +154,8 @@ class TestGguf:
         ("changes", "named"),
         [
             ({"tokenizer__ggml__pre": "tekken"}, "tekken"),
-            ({"tokenizer__ggml__model": "llama"}, "'llama' is not supported"),
+            ({"tokenizer__ggml__model": "t5"}, "'t5' is not supported; 'gpt2' and 'llama' are"),
+            ({"tokenizer__ggml__model": "llama"}, "lacks tokenizer.ggml.scores"),
             ({"tokenizer__ggml__tokens": None}, "tokenizer.ggml.tokens"),
             ({"tokenizer__ggml__tokens": [1, 2]}, "no array of strings"),
             ({"tokenizer__ggml__merges": ["ab"]}, "'ab'"),
