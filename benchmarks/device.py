@@ -26,7 +26,7 @@ from drumline.core.config import CacheConfig, Config, Dtype, ModelConfig, Schedu
 from drumline.device.build import build
 from drumline.device.data_plane import QueuedDataPlane
 from drumline.device.forward_thread import ForwardThread
-from drumline.device.kv import BLOCK_TOKENS
+from drumline.device.page import BLOCK_TOKENS
 
 CONTEXT = 256
 PREFILL = 512

@@ -38,7 +38,8 @@ from drumline.device.copying import CopyThreads
 from drumline.device.data_plane import QueuedDataPlane
 from drumline.device.forward_thread import ForwardThread
 from drumline.device.host_cache import STEP_BYTES, HostPool
-from drumline.device.kv import BLOCK_TOKENS, KvPool
+from drumline.device.kv import KvPool
+from drumline.device.page import BLOCK_TOKENS
 from drumline.replay.simulator import Simulation, small_specs
 
 MIB = 1 << 20

@@ -13,7 +13,7 @@ from msgspec import Struct
 from drumline.core.config import CacheConfig, Config, parse_bytes
 from drumline.core.errors import ConfigError
 from drumline.device.host_cache import HostSizes
-from drumline.device.kv import BLOCK_TOKENS
+from drumline.device.page import BLOCK_TOKENS
 from drumline.device.parallel import TensorGroup
 
 MIB = 1 << 20

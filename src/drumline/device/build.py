@@ -24,12 +24,13 @@ from drumline.device.executor import Executor
 from drumline.device.forward_thread import ForwardThread
 from drumline.device.handle import DeviceHandle
 from drumline.device.host_cache import HostCache
-from drumline.device.kv import BLOCK_TOKENS, BlockTable, KvPool
+from drumline.device.kv import BlockTable, KvPool
 from drumline.device.layers import Backend, TorchLinear
 from drumline.device.models.checkpoint import open_checkpoint
 from drumline.device.models.config import DecoderConfig
 from drumline.device.models.decoder import load_decoder, weight_count
 from drumline.device.models.shard import most_kv_heads, shard_of
+from drumline.device.page import BLOCK_TOKENS
 from drumline.device.parallel import Alone, TensorGroup
 from drumline.device.sampling.sampler import Sampler
 

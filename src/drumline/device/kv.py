@@ -17,9 +17,6 @@ from drumline.contract.arrays import IntArray
 from drumline.core.errors import ConfigError
 from drumline.device.memory import device_memory
 
-BLOCK_TOKENS = 16
-"""Tokens a block holds: the page of this device."""
-
 
 class KvPool:
     """Keys and values of every layer, in blocks of `block_tokens` tokens.

@@ -12,6 +12,7 @@ from drumline.core.errors import ConfigError
 from drumline.core.gguf_file import read_gguf
 from drumline.core.model_files import ModelFiles, ModelFormat, read_json
 from drumline.device.models.config import DecoderConfig, from_gguf, from_json
+from drumline.device.page import BLOCK_TOKENS
 
 RANKS_A_CORE = 8
 """More ranks than that on one processor core would only wait for each other."""
@@ -47,6 +48,12 @@ def check_model(config: Config, model: DecoderConfig) -> None:
         raise ConfigError(
             "--max-model-len",
             f"{asked} is beyond the model's context of {model.max_positions} tokens",
+        )
+    granularity = config.cache.prefix_granularity
+    if granularity % BLOCK_TOKENS:
+        raise ConfigError(
+            "--prefix-granularity",
+            f"{granularity} is no multiple of the device page of {BLOCK_TOKENS} tokens",
         )
     size = config.parallel.tensor_parallel_size
     if size > model.heads:

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from drumline.core.config import Config, ModelConfig, ParallelConfig
+from drumline.core.config import CacheConfig, Config, ModelConfig, ParallelConfig
 from drumline.core.errors import ConfigError
 from drumline.core.model_files import find_model
 from drumline.launcher.checks import check, check_ranks, decoder_of
@@ -41,6 +41,11 @@ def test_what_the_model_can_do_passes(model):
 def test_a_context_beyond_the_models_is_refused(model):
     told = refusal(Config(model=ModelConfig(max_model_len=513)), model)
     assert told == "--max-model-len: 513 is beyond the model's context of 512 tokens"
+
+
+def test_a_prefix_page_that_is_no_multiple_of_the_devices_is_refused(model):
+    told = refusal(Config(cache=CacheConfig(prefix_granularity=24)), model)
+    assert told == "--prefix-granularity: 24 is no multiple of the device page of 16 tokens"
 
 
 def test_more_ranks_than_heads_are_refused(model):
