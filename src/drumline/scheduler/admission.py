@@ -20,6 +20,7 @@ from drumline.scheduler.blocks import BlockPool
 from drumline.scheduler.config import PREPAID_TOKENS, SchedulerConfig
 from drumline.scheduler.draft import Draft
 from drumline.scheduler.host import HostTier
+from drumline.scheduler.index import IndexArray
 from drumline.scheduler.lifecycle import Move, State
 from drumline.scheduler.line import Line
 from drumline.scheduler.match import NO_MATCH, Match
@@ -222,14 +223,15 @@ class Admission:
         request.published = match.pages
         draft.bind(row, int(self._rows.generation[row]), request.rid)
         if match.host:
-            request.host_tokens = match.host_pages * self._config.prefix_granularity
             self._publication.name_loaded(request, match.pages)
-            self._host.load(match, request.digests, draft)
+            self._host.place(match, request.digests)
         self._tables.open(row, match, targets, draft)
         if self._states:
             self._open_states(row, match, draft)
         for blocks in match.tails:  # held only until the copies had their targets
-            self._pool.release(blocks, self._epoch)
+            self._pool.release(blocks[blocks > 0], self._epoch)
+        if match.host or match.host_tails:
+            self._load(request, match, draft)
         if self._sharing:
             self._publication.promise(request)
         return self._feed(request, tokens)
@@ -248,24 +250,48 @@ class Admission:
         for blocks in held:
             self._pool.hold(blocks)
         needs = self._tables.needs(targets, match.tokens, match.pages)
-        needs += self._states.needs(found=match.tokens > 0)
-        if match.host:
+        needs += self._states.needs(self._carried(match))
+        if match.host or match.host_tails:
             # Making room may send pages to the host tier, where these must not make theirs.
             self._host.hold(match)
+        if match.host:
             needs = [need + load for need, load in zip(needs, match.loads, strict=True)]
         if self._pool.make_room(needs):
             return targets
         for blocks in held:
             self._pool.release(blocks)
-        if match.host:
+        if match.host or match.host_tails:
             self._host.let_go(match)
         return None
+
+    def _carried(self, match: Match) -> list[int]:
+        """Return what state groups have at a match, 0 where it must be loaded for the row alone.
+
+        What is loaded to be cached as well counts as there.
+        """
+        if match.tails:
+            return match.carried(len(self._tables.table))
+        return [1] * len(self._states) if match.pages else []
 
     def _open_states(self, row: int, match: Match, draft: Draft) -> None:
         found = match.carried(len(self._tables.table))
         if match.tails:
-            self._pool.hold(np.array(found))  # unlike what is copied, the row reads these
+            # Unlike what is copied, the row goes on to read these.
+            self._pool.hold(np.array([block for block in found if block], np.intp))
         self._states.open(row, found, draft)
+
+    def _load(self, request: Request, match: Match, draft: Draft) -> None:
+        """Have what the host tier has of a match copied, a tail to the row's own blocks."""
+        row, size = request.row, self._config.prefix_granularity
+        request.host_tokens = match.host_pages * size
+        tail: list[IndexArray] = []
+        if match.host_tails:
+            request.host_tokens += match.tokens - match.pages * size
+            for group, table in enumerate(self._tables.table):
+                first, last = self._tables.partial(group, match.tokens)
+                tail.append(table[row, first:last])
+            tail += [np.array([block]) for block in self._states.read(row)]
+        self._host.load(match, tail, request.digests, request.sequence, draft)
 
     def _chunk_tokens(self, request: Request, start: int, budget: int) -> int:
         """Return how many of a prompt's tokens behind the first `start` its next chunk has."""

@@ -3,7 +3,8 @@
 Its pool and its index are of the same make as the device's. A page gets in by a copy
 from the device and is findable once the copy is acknowledged; a page that a prompt
 matches here is copied back to blocks that the plan allocates for it, and is cached on
-the device from then on. Full pages alone are kept, not the partial ones at a prompt's end.
+the device from then on. A partial page, a tail, is copied back to its reader's own blocks,
+which would be a copy of the cached ones otherwise.
 
 Pages that nobody holds are replaced when others need their place: those that no prompt
 ever matched first, the oldest first. It knows digests and blocks, and nothing of requests.
@@ -34,13 +35,23 @@ _Part = tuple[bytes, int]
 
 
 class Pages(Struct, frozen=True, eq=False):
-    """Full pages by digest, `ends[i]` tokens from the start of their sequence.
+    """Pages by digest, `ends[i]` tokens from the start of their sequence.
 
-    `blocks[g]` has shape [pages, slots of group g], and 0 where there is no block.
+    `blocks[g]` has shape [pages, slots of group g], and 0 where there is no block. `priors`
+    has what a partial page is filed behind, and is empty for a full page; none, and all are.
     """
 
     digests: list[bytes]
     ends: IndexArray
+    blocks: list[IndexArray]
+    priors: list[bytes] = []
+
+
+class _Given(Struct, eq=False):
+    """A page's blocks on the device that are about to be given to others."""
+
+    end: int
+    prior: bytes
     blocks: list[IndexArray]
 
 
@@ -61,6 +72,7 @@ class HostTier:
         "_age",
         "_device",
         "_failed",
+        "_failed_readers",
         "_flying",
         "_given",
         "_loads",
@@ -94,13 +106,14 @@ class HostTier:
         self.back = config.num_host_pages > 1 and config.host_write_policy is WritePolicy.WRITE_BACK
         self._age = 0
         self._offered: list[bytes] = []
-        self._given: dict[bytes, tuple[int, list[IndexArray]]] = {}
+        self._given: dict[bytes, _Given] = {}
         self._flying: list[set[_Part]] = [set() for _ in device.slots]
         self._stores: list[_Store] = []
         self._loads: dict[int, IndexArray] = {}
         self.told: Callable[[Sequence[bytes], Sequence[IndexArray], int], None] | None = None
         """Learns of full pages that are findable here now, and of the operation that did it."""
         self._failed: set[bytes] = set()
+        self._failed_readers: set[int] = set()
 
     # -- in -----------------------------------------------------------------------
 
@@ -113,14 +126,14 @@ class HostTier:
         device = self._device
         for block in blocks.tolist():
             node = int(self._pool.node[block])
-            if device.is_tail(node):
-                continue
             digest = device.digest(node)
-            if digest not in self._given:
+            given = self._given.get(digest)
+            if given is None:
                 parts = [np.zeros(slots, np.intp) for slots in device.slots]
-                self._given[digest] = (int(device.end[node]), parts)
+                given = _Given(int(device.end[node]), device.prior(node), parts)
+                self._given[digest] = given
             slot = device.blocks[group][node].tolist().index(block)
-            self._given[digest][1][group][slot] = block
+            given.blocks[group][slot] = block
 
     @property
     def waiting(self) -> bool:
@@ -137,18 +150,21 @@ class HostTier:
             self._offered.clear()
             nodes = np.array(self._device.anywhere(digests), np.intp)
             blocks = [part[nodes] for part in self._device.blocks]
-            self._write(Pages(digests, self._device.end[nodes], blocks), draft, pinned=True)
+            priors = [self._device.prior(node) for node in nodes.tolist()]
+            self._write(Pages(digests, self._device.end[nodes], blocks, priors), draft, pinned=True)
         if self._given:
             # The start of a prefix first, so that what finds no room is its end.
-            given = sorted(self._given.items(), key=lambda item: item[1][0])
+            digests = sorted(self._given, key=lambda digest: self._given[digest].end)
+            given = [self._given[digest] for digest in digests]
             self._given.clear()
             pages = Pages(
-                [digest for digest, _ in given],
-                np.array([end for _, (end, _) in given], np.intp),
+                digests,
+                np.array([one.end for one in given], np.intp),
                 [
-                    np.array([parts[group] for _, (_, parts) in given])
+                    np.array([one.blocks[group] for one in given])
                     for group in range(len(self._device.slots))
                 ],
+                [one.prior for one in given],
             )
             self._write(pages, draft, pinned=False)
 
@@ -214,7 +230,7 @@ class HostTier:
                 )
                 pins.append(sources)
                 self._flying[group].update(_parts(pages.digests, which))
-        store = _Store(Pages(pages.digests, pages.ends, targets), ended)
+        store = _Store(Pages(pages.digests, pages.ends, targets, pages.priors), ended)
         self._stores.append(store)
         op_id = self._transfers.begin(
             lambda ok: self._stored(store, op_id, ok), np.concatenate(pins) if pinned else NOBODY
@@ -247,34 +263,57 @@ class HostTier:
             self._flying[group].difference_update(_parts(pages.digests, blocks > 0))
         if ok and store.wanted:
             some = np.logical_or.reduce([(part > 0).any(axis=1) for part in pages.blocks])
-            self.index.publish(
-                [pages.digests[at] for at in np.flatnonzero(some).tolist()],
-                pages.ends[some].tolist(),
-                [part[some].reshape(-1) for part in pages.blocks],
-            )
+            if any(pages.priors):
+                partial = np.array([bool(prior) for prior in pages.priors])
+                self._publish_tails(pages, np.flatnonzero(some & partial))
+                some &= ~partial
+            self._publish(pages, some)
             if self.told is not None:
-                self.told(pages.digests, pages.blocks, op_id)
+                full = np.flatnonzero(some).tolist()
+                digests = [pages.digests[at] for at in full]
+                self.told(digests, [part[full] for part in pages.blocks], op_id)
         self._age += 1
         self._release(pages.blocks, self._age)
         if store.ended is not None:
             store.ended(ok)
+
+    def _publish(self, pages: Pages, which: NDArray[np.bool_]) -> None:
+        """Make `which` of these full pages findable."""
+        self.index.publish(
+            [pages.digests[at] for at in np.flatnonzero(which).tolist()],
+            pages.ends[which].tolist(),
+            [part[which].reshape(-1) for part in pages.blocks],
+        )
+
+    def _publish_tails(self, pages: Pages, which: IndexArray) -> None:
+        """Make `which` of these pages findable, which are partial."""
+        for at in which.tolist():
+            _node, dropped = self.index.publish_tail(
+                pages.priors[at],
+                pages.digests[at],
+                int(pages.ends[at]),
+                [part[at] for part in pages.blocks],
+            )
+            for blocks in dropped:
+                if len(blocks):
+                    self.pool.uncached(blocks)
 
     # -- out ----------------------------------------------------------------------
 
     def hold(self, match: Match) -> None:
         """Keep what a match found here until it is loaded, or let go."""
         self._hold(match.host)
+        self._hold(match.host_tails)
 
     def let_go(self, match: Match) -> None:
         self._release(match.host)
+        self._release(match.host_tails)
 
-    def load(self, match: Match, digests: Sequence[bytes], draft: Draft) -> None:
-        """Plan the copies of what a match, which is held, found here; the pool has the room.
+    def place(self, match: Match, digests: Sequence[bytes]) -> None:
+        """Give a match, which is held, device blocks for what it found here of pages.
 
-        The match gets the device's blocks, held once, and they are cached from now on.
+        The pool has the room. They are held once, and cached from now on.
         """
-        size = self._device.page_tokens
-        moves, pins = [], []
         some = np.zeros(match.pages, bool)
         for group, theirs in enumerate(match.host):
             which = theirs > 0
@@ -282,29 +321,53 @@ class HostTier:
                 blocks = self._pool.take(group, int(np.count_nonzero(which)))
                 match.blocks[group][which] = blocks
                 some |= which.reshape(match.pages, -1).any(axis=1)
-                sources = self.pool.pages(group, theirs[which])
-                moves.append(BlockMoves(group, sources, self._pool.pages(group, blocks)))
-                pins.append(blocks)
         pages = np.flatnonzero(some)
-        loaded = [digests[page] for page in pages.tolist()]
         self._device.publish(
-            loaded,
-            ((pages + 1) * size).tolist(),
+            [digests[page] for page in pages.tolist()],
+            ((pages + 1) * self._device.page_tokens).tolist(),
             [part.reshape(match.pages, -1)[pages].reshape(-1) for part in match.blocks],
         )
-        held = np.concatenate(match.host)
-        held = held[held > 0]
+
+    def load(
+        self,
+        match: Match,
+        tail: Sequence[IndexArray],
+        digests: Sequence[bytes],
+        reader: int,
+        draft: Draft,
+    ) -> None:
+        """Plan the copies of what a match, which is held and placed, found here.
+
+        A tail goes to the blocks `tail`, shaped as the match's, of the request that was
+        submitted as number `reader`: nobody else reads them.
+        """
+        moves, sources, targets = [], [], []
+        for group in range(len(self._device.slots)):
+            theirs, mine = NOBODY, NOBODY
+            if match.host:
+                theirs, mine = match.host[group], match.blocks[group]
+            if match.host_tails:
+                theirs = np.concatenate((theirs, match.host_tails[group]))
+                mine = np.concatenate((mine, tail[group]))
+            which = theirs > 0
+            if which.any():
+                sources.append(theirs[which])
+                targets.append(mine[which])
+                pages = self.pool.pages(group, sources[-1])
+                moves.append(BlockMoves(group, pages, self._pool.pages(group, targets[-1])))
         op_id = self._transfers.begin(
-            lambda ok: self._loaded(op_id, loaded, ok), np.concatenate(pins)
+            lambda ok: self._loaded(op_id, digests[: match.pages], reader, ok),
+            np.concatenate(targets),
         )
-        self._loads[op_id] = held
+        self._loads[op_id] = np.concatenate(sources)
         draft.cache(LoadBack(op_id, tuple(moves)))
 
-    def _loaded(self, op_id: int, digests: list[bytes], ok: bool) -> None:
+    def _loaded(self, op_id: int, digests: Sequence[bytes], reader: int, ok: bool) -> None:
         self._age += 1
         self.pool.release(self._loads.pop(op_id), _MATCHED + self._age)
         if not ok:
             self._failed.update(digests)
+            self._failed_readers.add(reader)
 
     def _hold(self, blocks: Sequence[IndexArray]) -> None:
         for part in blocks:
@@ -337,11 +400,7 @@ class HostTier:
         Returns the findable blocks of the same contents, held once more.
         """
         some = np.logical_or.reduce([(part > 0).any(axis=1) for part in pages.blocks])
-        self.index.publish(
-            [pages.digests[at] for at in np.flatnonzero(some).tolist()],
-            pages.ends[some].tolist(),
-            [part[some].reshape(-1) for part in pages.blocks],
-        )
+        self._publish(pages, some)
         here = self.visible(pages.digests)
         found = [part[mine > 0] for part, mine in zip(here, pages.blocks, strict=True)]
         held: IndexArray = np.concatenate(found)
@@ -358,12 +417,13 @@ class HostTier:
     @property
     def failed(self) -> bool:
         """Whether pages that a prompt was to read here did not reach the device."""
-        return bool(self._failed)
+        return bool(self._failed or self._failed_readers)
 
-    def take_failed(self) -> set[bytes]:
-        """Return the digests of such pages, and forget them."""
-        failed, self._failed = self._failed, set()
-        return failed
+    def take_failed(self) -> tuple[set[bytes], set[int]]:
+        """Return the digests of such pages, and who was to read a tail; forget both."""
+        failed, readers = self._failed, self._failed_readers
+        self._failed, self._failed_readers = set(), set()
+        return failed, readers
 
     def disown(self) -> None:
         """Forget every page, those on their way as well; what is held stays until let go."""

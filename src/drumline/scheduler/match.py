@@ -23,11 +23,13 @@ class Match(Struct, frozen=True, eq=False):
     tails: list[IndexArray]
     host: list[IndexArray] = []
     """Shaped as `blocks`: the host tier's blocks of what is not on the device; else empty."""
+    host_tails: list[IndexArray] = []
+    """The same of the tail: shaped as `tails`."""
 
     def carried(self, first: int) -> list[int]:
         """Return the block that each group from `first` on has at the boundary: state groups.
 
-        None at the start of a sequence.
+        It is 0 where the host tier has it; there are none at the start of a sequence.
         """
         parts = self.tails or self.blocks
         return [int(part[-1]) for part in parts[first:] if len(part)]

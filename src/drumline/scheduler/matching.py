@@ -7,6 +7,7 @@ boundary that all support: a full page's end, or the end of a tail behind one.
 """
 
 import numpy as np
+from msgspec import Struct, structs
 
 from drumline.core.hashing import page_digest
 from drumline.scheduler.index import IndexArray
@@ -75,7 +76,7 @@ class Matcher:
         either = [np.maximum(mine, theirs) for mine, theirs in zip(device, host, strict=True)]
         match = self._deepest(request, cap, either, tails)
         if not match.pages:
-            return match
+            return match  # of a tail, it says itself what is where
         blocks, loads = [], []
         for group, hit in enumerate(match.blocks):
             here = device[group][: len(hit)] > 0
@@ -85,8 +86,7 @@ class Matcher:
             blocks[group][:unread] = loads[group][:unread] = 0
         if not any(np.count_nonzero(part) for part in loads):
             loads = []
-        pages, tokens, reach, paged = match.pages, match.tokens, match.reach, match.paged
-        return Match(pages, tokens, reach, paged, blocks, match.tails, loads)
+        return structs.replace(match, blocks=blocks, host=loads)
 
     def _look_in_both(self, digests: list[bytes]) -> tuple[IndexArray, IndexArray]:
         """Return both tiers' boundaries of `digests`, 0 where unknown.
@@ -117,11 +117,11 @@ class Matcher:
         for pages in self._candidates(reach):
             tail = self._tail(request, pages, cap, cells) if tails else None
             if tail is not None:
-                return self._found(pages, tail[1], (reach, paged or pages), cells, tail[0])
+                return self._found(pages, tail.end, (reach, paged or pages), cells, tail)
             if pages == 0 or self._supports(cells, pages * self._page, pages):
                 paged = paged or pages
                 if pages == 0 or all(cells[group][pages - 1] for group in self._states):
-                    return self._found(pages, pages * self._page, (reach, paged), cells, 0)
+                    return self._found(pages, pages * self._page, (reach, paged), cells)
         return NO_MATCH
 
     def _candidates(self, reach: int) -> range:
@@ -141,27 +141,36 @@ class Matcher:
 
     def _tail(
         self, request: Request, pages: int, cap: int, cells: list[IndexArray]
-    ) -> tuple[int, int] | None:
-        """Return the longest tail cached behind `pages` pages: its boundary and its end."""
+    ) -> "_Tail | None":
+        """Return the longest tail cached behind `pages` pages, in either tier or both."""
         start = pages * self._page
         prior = request.digests[pages - 1] if pages else b""
-        for node, end in self._index.tails(prior or request.root):
+        key = prior or request.root
+        ends = {end for _node, end in self._index.tails(key)}
+        ends.update(end for _node, end in self._host.tails(key))
+        for end in sorted(ends, reverse=True):
             if end > cap or not self._supports(cells, end, pages):
                 continue
-            if not all((part > 0).all() for part in self._tail_blocks(node, start, end)):
-                continue
             digest = page_digest(prior, request.tokens[start:end].tobytes(), request.extra)
-            if self._index.find(digest) == node:
-                return node, end
+            here = self._tail_blocks(self._index, self._index.find(digest), start, end)
+            if all(part.all() for part in here):
+                return _Tail(end, here, [])
+            there = self._tail_blocks(self._host, self._host.find(digest), start, end)
+            there = [np.where(mine > 0, 0, part) for mine, part in zip(here, there, strict=True)]
+            if all((mine + part).all() for mine, part in zip(here, there, strict=True)):
+                return _Tail(end, here, there)
         return None
 
-    def _tail_blocks(self, node: int, start: int, end: int) -> list[IndexArray]:
-        """Return each group's blocks of a tail that a boundary at its end looks back on."""
+    def _tail_blocks(self, index: PrefixIndex, node: int, start: int, end: int) -> list[IndexArray]:
+        """Return each group's blocks in `index` of a tail that a boundary at its end looks back on.
+
+        They are 0 where it has none, as the boundary 0 has nothing.
+        """
         parts = []
         for group, size in enumerate(self._tables.block_tokens):
             first = max(self._tables.first_column(group, end) - start // size, 0)
-            parts.append(self._index.blocks[group][node, first : -(-(end - start) // size)])
-        return parts + [self._index.blocks[group][node] for group in self._states]
+            parts.append(index.blocks[group][node, first : -(-(end - start) // size)])
+        return parts + [index.blocks[group][node] for group in self._states]
 
     def _unread(self, group: int, pages: int, tokens: int) -> int:
         """Return the first of a group's blocks of `pages` that a boundary at `tokens` needs."""
@@ -175,14 +184,26 @@ class Matcher:
         tokens: int,
         reach: tuple[int, int],
         cells: list[IndexArray],
-        node: int,
+        tail: "_Tail | None" = None,
     ) -> Match:
-        """Return the match at a boundary, of a tail if `node` is not 0; `reach` is in pages."""
+        """Return the match at a boundary, behind `tail` if there is one; `reach` is in pages."""
         hits = []
         for group, slots in enumerate(self._index.slots):
             hit = cells[group][: pages * slots]
             hit[: max(self._unread(group, pages, tokens), 0)] = 0
             hits.append(hit)
-        tails = self._tail_blocks(node, pages * self._page, tokens) if node else []
         full, paged = (count * self._page for count in reach)
-        return Match(pages, tokens, full, paged, hits, tails)
+        if tail is None:
+            return Match(pages, tokens, full, paged, hits, [])
+        return Match(pages, tokens, full, paged, hits, tail.here, host_tails=tail.there)
+
+
+class _Tail(Struct, frozen=True, eq=False):
+    """A partial page that ends at `end`: its blocks on the device, and those the host tier has.
+
+    `there` is empty where the device has all.
+    """
+
+    end: int
+    here: list[IndexArray]
+    there: list[IndexArray]

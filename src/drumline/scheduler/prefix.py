@@ -105,9 +105,9 @@ class PrefixIndex:
         """Return what names a boundary."""
         return self._digests[node]
 
-    def is_tail(self, node: int) -> bool:
-        """Whether a boundary is the end of a partial page."""
-        return node in self._tail_of
+    def prior(self, node: int) -> bytes:
+        """Return what a partial page's boundary is filed behind; empty for a full page's."""
+        return self._tail_of.get(node, b"")
 
     def known(self, digests: Sequence[bytes]) -> list[int]:
         """Return the boundaries of the leading digests that are known."""

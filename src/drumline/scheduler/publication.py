@@ -190,7 +190,9 @@ class Publication:
         needs = [last - first for first, last in parts]
         if not self._pool.make_room(needs + self._states.next_needs):
             return
-        node = self._offer_tail(request, tokens)
+        node, digest = self._offer_tail(request, tokens)
+        if self._offer is not None:
+            self._offer([digest])
         for group, (first, last) in enumerate(parts):
             columns = np.arange(first, last)
             start = tokens // self._size * self._index.slots[group]
@@ -201,19 +203,25 @@ class Publication:
         self._adopt_carried(row, node, draft)
         self._tables.make_private(row, tokens, draft)
 
-    def publish_end(self, request: Request) -> None:
-        """Offer what a request that ends has, its last, partial page included."""
+    def publish_end(self, request: Request) -> list[bytes]:
+        """Offer what a request that ends has, its last, partial page included.
+
+        Returns the digests of what was not offered before.
+        """
         row = request.row
         self.publish_prompt(request, request.prompt_tokens, None)
-        self.publish_decoded([row], None)
+        owners, ends, digests = self._hash([row])
+        if owners:
+            self._index.publish(digests, ends, self._blocks(owners, ends))
         settled = min(int(self._rows.computed[row]), int(self._rows.known[row]))
         if settled > self._rows.hashed[row]:
-            self._offer_tail(request, settled)
+            digests.append(self._offer_tail(request, settled)[1])
         elif self._states and settled and self._rows.computed_of[row] == settled:
             lines: list[Blocks] = [[0] * slots for slots in self._index.slots]
             lines[len(self._tables.table) :] = [[block] for block in self._states.carried(row)]
             self._index.publish([self._rows.digests[row]], [settled], lines)
         self._states.end(row)
+        return digests
 
     def row_digests(self, request: Request) -> list[bytes]:
         """Return the digests of a request's full pages; empty where its blocks are its alone."""
@@ -228,8 +236,11 @@ class Publication:
             digests.append(index.digest(node) if node else b"")
         return digests
 
-    def _offer_tail(self, request: Request, tokens: int) -> int:
-        """Offer the blocks of the partial page that ends at `tokens`; returns its boundary."""
+    def _offer_tail(self, request: Request, tokens: int) -> tuple[int, bytes]:
+        """Offer the blocks of the partial page that ends at `tokens`.
+
+        Returns its boundary, and the digest that names it.
+        """
         row, fields, tables = request.row, self._rows, self._tables.table
         hashed = fields.hashed[row]
         prior = fields.digests[row]
@@ -249,7 +260,7 @@ class Publication:
         for blocks in dropped:
             if len(blocks):
                 self._pool.uncached(blocks)
-        return node
+        return node, digest
 
     # -- answers ------------------------------------------------------------------
 
@@ -261,16 +272,16 @@ class Publication:
         blocks[: first - start] = 0
         return blocks
 
-    def publish_decoded(self, rows: Sequence[int], draft: Draft | None) -> None:
+    def publish_decoded(self, rows: Sequence[int], draft: Draft) -> None:
         """Offer the pages that `rows` have completed since they were last asked.
 
-        A page that is cached already is adopted in place of the row's own, given a draft.
+        A page that is cached already is adopted in place of the row's own.
         """
         owners, ends, digests = self._hash(rows)
         if owners:
             blocks = self._blocks(owners, ends)
             nodes = self._index.publish(digests, ends, blocks)
-            if nodes is not None and draft is not None:
+            if nodes is not None:
                 self._adopt(owners, ends, nodes, blocks, draft)
 
     def _hash(self, rows: Sequence[int]) -> tuple[list[int], list[int], list[bytes]]:

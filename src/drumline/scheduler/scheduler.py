@@ -255,9 +255,9 @@ class Scheduler:
         self._requests.move(request, move)
         finished = move in (Move.FINISH, Move.FINISH_LATER)
         if finished and settled and self._config.prefix_caching:
-            self._publication.publish_end(request)
+            ended = self._publication.publish_end(request)
             if self._host.through:
-                self._host.offer(self._publication.row_digests(request))
+                self._host.offer([*self._publication.row_digests(request), *ended])
         self._retraction.leave(request)
         self._decoding.leave(request)
         self._admission.leave(request)
@@ -337,10 +337,11 @@ class Scheduler:
         What was computed since cannot be told from what was sound before, so that every
         cached prefix goes, in both tiers.
         """
-        failed = self._host.take_failed()
+        failed, readers = self._host.take_failed()
         done = (State.SUBMITTED, State.PREFETCHING, State.FINISHING, State.FINISHED)
         for request in self._requests.values():
-            if request.state not in done and not failed.isdisjoint(request.digests):
+            read = request.sequence in readers or not failed.isdisjoint(request.digests)
+            if request.state not in done and read:
                 detail = "pages of its prompt could not be copied back from host memory"
                 draft.abort(request.rid, AbortReason.LOAD_FAILED, detail)
                 self._end(request, Move.ABORT)

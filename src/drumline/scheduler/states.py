@@ -62,12 +62,9 @@ class StateSlots:
 
     # -- prompts ------------------------------------------------------------------
 
-    def needs(self, *, found: bool) -> list[int]:
-        """Return the blocks of each group that a row's first forward takes.
-
-        `found` is whether what it reads was found in the cache.
-        """
-        return [1 if found else 2] * len(self._slots)
+    def needs(self, found: Sequence[int]) -> list[int]:
+        """Return the blocks of each group that `open` takes."""
+        return [1 if block else 2 for block in found] or [2] * len(self._slots)
 
     @property
     def next_needs(self) -> list[int]:
@@ -77,15 +74,20 @@ class StateSlots:
     def open(self, row: int, found: Sequence[int], draft: Draft) -> None:
         """Start `row` on cached blocks, one a group and held, or from nothing. The pool has room.
 
-        Its first forward writes to new blocks.
+        A group's block is 0 where one is to be loaded to. The first forward writes to new blocks.
         """
-        for at, slots in enumerate(self._slots):
-            count = 1 if found else 2
-            blocks = self._pool.take(slots.group, count)
-            slots.read[row] = found[at] if found else int(blocks[0])
-            slots.written[row] = int(blocks[-1])
+        for slots, need, block in zip(
+            self._slots, self.needs(found), found or [0] * len(self._slots), strict=True
+        ):
+            blocks = self._pool.take(slots.group, need)
+            slots.read[row], slots.written[row] = block or int(blocks[0]), int(blocks[-1])
             self._show(slots, row, draft)
-            draft.zero(slots.group, self._pool.pages(slots.group, blocks))
+            blank = blocks[-1:] if found else blocks
+            draft.zero(slots.group, self._pool.pages(slots.group, blank))
+
+    def read(self, row: int) -> list[int]:
+        """Return each group's block that the next forward of `row` reads, null where live."""
+        return [slots.read[row] for slots in self._slots]
 
     def advance(self, row: int, draft: Draft) -> None:
         """Have the next forward of `row` read what the last one wrote. The pool has room.

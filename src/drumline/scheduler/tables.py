@@ -97,8 +97,8 @@ class BlockTables:
     ) -> None:
         """Start `row` with the held blocks of `match`, and room for `targets[g]` tokens.
 
-        Behind the match's pages come copies of its tail; blocks that are to be restored
-        are not zeroed up to the match. The pool must have the room.
+        Behind the match's pages come copies of its tail, or blocks that its tail is to be
+        loaded to; those and what is to be restored is not zeroed. The pool must have the room.
         """
         for group, target in enumerate(targets):
             hit = match.blocks[group] if match.pages else NOBODY
@@ -142,9 +142,9 @@ class BlockTables:
     def _grow(
         self, group: int, row: int, tokens: int, draft: Draft, tail: IndexArray, kept: int = 0
     ) -> None:
-        """Append blocks up to `tokens`, the first of them copies of `tail`.
+        """Append blocks up to `tokens`, the first of them copies of `tail` where it has any.
 
-        Those of columns before `kept` are not zeroed.
+        Those of columns before `kept` are not zeroed, nor those that `tail` stands for.
         """
         have = self._rows.columns[group][row]
         want = -(-tokens // self.block_tokens[group])
@@ -162,7 +162,9 @@ class BlockTables:
         )
         copied = len(tail)
         if copied:
-            draft.copy(group, self._pool.pages(group, tail), pages[:copied])
+            here = np.flatnonzero(tail)
+            if len(here):
+                draft.copy(group, self._pool.pages(group, tail[here]), pages[here])
         blank = max(copied, kept - have)
         if blank < len(pages):
             draft.zero(group, pages[blank:])

@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from scheduler_rig import Rig
+from scheduler_rig import Rig, sampled
 from test_any_order_of_events import FULL, PACKED, PACKED_STATE, SMALL_WINDOW, STATE, WINDOW
 
 from drumline.contract.cache import CacheAck, LoadBack, Restore, Snapshot, WriteBack
@@ -45,10 +45,10 @@ def kept(rig: Rig) -> int:
     return len(rig.scheduler._host.pool.cached_blocks())
 
 
-def remembered(**changes) -> Rig:
+def remembered(rounds: int = 3, **changes) -> Rig:
     """A prompt of 12 tokens and its answer were served; the host tier alone still has them."""
     rig = tiered(**changes)
-    serve(rig, "first", 12)
+    serve(rig, "first", 12, rounds)
     settle(rig)
     assert rig.scheduler.clear_l1()
     return rig
@@ -58,16 +58,87 @@ def test_a_prompts_pages_are_stored_from_pinned_blocks_and_findable_after_the_ac
     rig = tiered()
     rig.submit("a", 13)
     rig.round()
-    (op,) = ops(rig.round(), WriteBack)
-    assert op.pinned
-    assert blocks(op.moves) == 3
-    assert op.moves[0].sources.tolist() == rig.pages("a")[:3]
+    tail = rig.pages("a")[3]
+    pages, partial = ops(rig.round(), WriteBack)
+    assert pages.pinned
+    assert partial.pinned
+    assert pages.moves[0].sources.tolist() == rig.pages("a")[:3]
+    assert partial.moves[0].sources.tolist() == [tail], "which the row has moved off"
     assert kept(rig) == 0
     rig.abort("a")
-    assert rig.scheduler.active_pages() == 3, "the copy still reads them"
+    assert rig.scheduler.active_pages() == 4, "the copies still read them"
     rig.acknowledge()
     assert kept(rig) == 3
+    rig.acknowledge()
+    assert kept(rig) == 4
     assert rig.at_baseline()
+
+
+def test_a_tail_is_loaded_to_its_readers_own_block_and_not_copied_there():
+    rig = remembered(rounds=4)  # 12 tokens and an answer of which 3 are in the cache
+    rig.submit("b", [*range(12), *(sampled(at) for at in range(12, 15)), 90, 91])
+    plan = rig.round()
+    assert rig.scheduler.cached_tokens("b") == 15
+    (op,) = ops(plan, LoadBack)
+    assert op.moves[0].targets.tolist() == rig.pages("b")[:4]
+    assert not plan.copies
+    assert not any(set(part.blocks.tolist()) & set(rig.pages("b")[:4]) for part in plan.zeroes)
+    assert "15 in host memory" in rig.scheduler.explain("b")
+    settle(rig)
+
+
+def test_a_tail_that_fails_to_load_ends_its_reader():
+    rig = remembered(rounds=4)
+    rig.submit("pages", 12)
+    rig.round()
+    settle(rig)  # the full pages are on the device again
+    rig.loads_fail = True
+    rig.submit("b", [*range(12), *(sampled(at) for at in range(12, 15)), 90, 91])
+    (op,) = ops(rig.round(), LoadBack)
+    assert blocks(op.moves) == 1, "the tail alone"
+    rig.loads_fail = False
+    settle(rig)
+    assert "b" in [abort.rid for abort in rig.round().aborts]
+
+
+def test_a_tail_that_is_given_away_is_written_back():
+    rig = tiered(num_pages=9, host_write_policy=BACK)
+    serve(rig, "a", 13)
+    rig.submit("b", [90 + at for at in range(25)])
+    rig.round()
+    settle(rig)
+    rig.abort("b")
+    rig.submit("c", [*range(13), 80, 81])
+    plan = rig.round()
+    assert rig.scheduler.cached_tokens("c") == 13
+    assert rig.pages("c")[3] in ops(plan, LoadBack)[0].moves[0].targets.tolist()
+
+
+def test_a_page_that_somebody_else_published_is_stored_when_a_request_with_the_same_finishes():
+    rig = tiered(share_in_flight=False)
+    for rid in ("ahead", "behind"):
+        rig.submit(rid, 6)
+        rig.round()
+    for _ in range(20):
+        rig.round()
+        if rig.scheduler.token_size("ahead") == 10:
+            break
+    settle(rig)
+    # Both have tokens 4 … 7 now; the one ahead was planned since and published them.
+    behind = rig.scheduler._requests.get("behind").row
+    assert rig.scheduler._rows.hashed[behind] == 4
+    before = kept(rig)
+    rig.finish("behind")
+    rig.abort("ahead")
+    stores = ops(rig.round(), WriteBack)
+    settle(rig)
+    assert stores
+    assert kept(rig) > before
+    assert rig.scheduler.clear_l1()
+    text = [*range(6), sampled(6), sampled(7), 90]
+    rig.submit("later", text)
+    rig.plan()
+    assert rig.scheduler.cached_tokens("later") == 8
 
 
 def test_what_decoding_completes_is_stored_when_the_request_finishes():
@@ -81,7 +152,7 @@ def test_what_decoding_completes_is_stored_when_the_request_finishes():
     (op,) = ops(rig.round(), WriteBack)
     settle(rig)
     assert op.pinned
-    assert kept(rig) == 3
+    assert kept(rig) == 4, "a page, and the tail behind it"
 
 
 def test_an_aborted_request_stores_nothing_more():
@@ -118,7 +189,7 @@ def test_a_full_tier_drops_what_it_has_no_place_for():
 
 
 def test_pages_that_nobody_asked_for_are_replaced_before_those_that_were_matched():
-    rig = remembered(num_host_pages=6)
+    rig = remembered(num_host_pages=9)
     serve(rig, "again", 13)
     settle(rig)
     serve(rig, "other", [90 + at for at in range(9)])
@@ -242,7 +313,7 @@ def test_written_back_are_the_pages_that_a_plan_gives_away():
 
 def test_clearing_the_device_keeps_the_tier_and_clearing_all_does_not():
     rig = remembered()
-    assert kept(rig) == 3
+    assert kept(rig) == 4
     assert rig.scheduler.clear()
     assert kept(rig) == 0
     rig.submit("b", 14)
@@ -283,9 +354,9 @@ def test_a_suspended_request_leaves_to_the_snapshot_pool_what_the_tier_has_not()
     rig.finish("b")
     for _ in range(20):
         restores = ops(rig.round(), Restore)
+        settle(rig)
         if restores:
             break
-    settle(rig)
     assert rig.rids(rig.round()) == ["a"]
     rig.finish("a")
     rig.round()
