@@ -11,7 +11,7 @@ It does not know sockets, nor what a body means.
 import struct
 from collections.abc import Sequence
 from enum import IntEnum
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import assert_never
 from zlib import crc32
 
@@ -132,7 +132,11 @@ def split(body: bytes, count: int) -> list[bytes]:
         raise InvariantError(
             f"a body of {len(body)} bytes does not hold {count} payloads of {sum(lengths)} bytes"
         )
-    return [body[a:b] for a, b in pairwise(accumulate(lengths, initial=start))]
+    payloads = []
+    for length in lengths:
+        payloads.append(body[start : start + length])
+        start += length
+    return payloads
 
 
 def packed(row: Sequence[int]) -> bytes:
@@ -152,8 +156,8 @@ def rows(payloads: Sequence[bytes]) -> list[list[int]]:
                 f"member 0 gave a row of {length // 8} ints, member {member} one of "
                 f"{len(payload) // 8}"
             )
-    unpack = struct.Struct(f"<{length // 8}q").unpack
-    return [list(unpack(payload)) for payload in payloads]
+    each = f"<{length // 8}q"
+    return [list(struct.unpack(each, payload)) for payload in payloads]
 
 
 def reduced(members: Sequence[Sequence[int]], how: Reduce) -> list[int]:

@@ -21,7 +21,7 @@ class Line:
     Thread: `send` and `receive` belong to one thread; `cut` may be called by any.
     """
 
-    __slots__ = ("_at", "_held", "_index", "_peer", "_socket", "send")
+    __slots__ = ("_at", "_held", "_index", "_peer", "_recv", "_socket", "send")
 
     def __init__(self, index: int, peer: int, connection: socket.socket) -> None:
         connection.settimeout(None)
@@ -29,6 +29,8 @@ class Line:
         self._index = index
         self._peer = peer
         self._socket = connection
+        # Looked up once: an exchange is little more than these calls.
+        self._recv = connection.recv
         # What was read but not taken yet is `_held` from `_at` on.
         self._held = b""
         self._at = 0
@@ -41,23 +43,20 @@ class Line:
         InvariantError when it is another exchange's, or longer than `limit`; OSError or
         EOFError when the connection is gone.
         """
-        held, at = self._held, self._at
-        if at == len(held):
-            held, at = self._read(), 0
-            self._held, self._at = held, at
-        # Nearly always one read brings the whole frame, and the frame is the right one.
-        tag_at = at + _LENGTH_BYTES
-        if held.startswith(exchange, tag_at):
-            (length,) = _length_at(held, at)
-            begin = tag_at + len(exchange)
-            end = begin + length
-            if end <= len(held) and length <= limit:
-                self._at = end
-                return held[begin:end]
+        if self._at == len(self._held):
+            held = self._recv(_READ_AHEAD_BYTES)
+            # Nearly always one read brings one frame, whole, and it is the right one.
+            if held.startswith(exchange, _LENGTH_BYTES):
+                body = held[_LENGTH_BYTES + len(exchange) :]
+                if _length_at(held)[0] == len(body) <= limit:
+                    return body
+            if not held:
+                raise EOFError
+            self._held, self._at = held, 0
         return self._receive_pieces(exchange, limit)
 
     def _receive_pieces(self, exchange: bytes, limit: int) -> bytes:
-        """Receive a frame that came in several reads, or that is not the expected one."""
+        """Receive a frame that came in pieces, or with others, or is not the expected one."""
         head = self._take(frame.HEAD_BYTES)
         other = frame.tag_of(head, self._take(frame.label_bytes(head)))
         if other != exchange:
@@ -99,7 +98,7 @@ class Line:
         return bytes(whole)
 
     def _read(self) -> bytes:
-        arrived = self._socket.recv(_READ_AHEAD_BYTES)
+        arrived = self._recv(_READ_AHEAD_BYTES)
         if not arrived:
             raise EOFError
         return arrived

@@ -135,15 +135,16 @@ class MeshGroup:
 
     __slots__ = (
         "_down_limit",
+        "_downward",
         "_first",
         "_label",
         "_lines",
         "_members",
-        "_others",
         "_pulse",
         "_rank",
         "_sequence",
         "_up_limit",
+        "_upward",
         "index",
         "size",
     )
@@ -166,8 +167,15 @@ class MeshGroup:
         self._sequence = 0
         self._first = members[0]
         leads = rank == self._first
-        self._others = self._members[1:] if leads else ()
-        self._lines = {r: lines[r] for r in (self._others if leads else members[:1])}
+        others = self._members[1:] if leads else ()
+        self._lines = {r: lines[r] for r in (others if leads else members[:1])}
+        self._downward = tuple((rank, lines[rank].send) for rank in others)
+        # The last to be told an exchange's result is the last to enter the next one: once its
+        # part is here the others' are too, so waiting for it first is most often the only wait.
+        self._upward = tuple(
+            (member, rank, lines[rank].receive)
+            for member, rank in reversed(tuple(enumerate(others, 1)))
+        )
         self._up_limit = settings.max_frame_bytes
         # What goes down may be every member's part, with their lengths.
         self._down_limit = self.size * (settings.max_frame_bytes + 8)
@@ -201,13 +209,13 @@ class MeshGroup:
         argument: _Argument,
     ) -> _Result:
         """Run one exchange; whatever goes wrong in it stops all ranks, not this one alone."""
-        sequence = self._sequence
-        self._sequence = sequence + 1
-        exchange = frame.tag(operation, detail, sequence, self._label)
-        if self._pulse.failure is not None:
-            raise self._pulse.failure.error(f"rank {self._rank} entered {frame.describe(exchange)}")
-        self._pulse.awaited = self._rank
-        self._pulse.exchange = exchange
+        exchange = frame.tag(operation, detail, self._sequence, self._label)
+        self._sequence += 1
+        pulse = self._pulse
+        if pulse.failure is not None:
+            raise pulse.failure.error(f"rank {self._rank} entered {frame.describe(exchange)}")
+        pulse.awaited = self._rank
+        pulse.exchange = exchange
         try:
             return star(exchange, argument)
         except (OSError, EOFError, InvariantError) as error:
@@ -217,7 +225,7 @@ class MeshGroup:
             self._pulse.fail(Failure(text))
             raise
         finally:
-            self._pulse.exchange = None
+            pulse.exchange = None
 
     def _broken(self, exchange: bytes, error: Exception) -> DrumlineError:
         wait = Wait(self._pulse.awaited, exchange)
@@ -279,10 +287,10 @@ class MeshGroup:
                 payload = self._received(self._members[root], exchange, self._up_limit)
             self._check(exchange, payload)
             whole = frame.framed(exchange, payload)
-            for rank in self._others:
+            for rank, send in self._downward:
                 if rank != self._members[root]:
                     self._pulse.awaited = rank
-                    self._lines[rank].send(whole)
+                    send(whole)
             return payload
         if self.index == root:
             self._send(self._first, exchange, payload)
@@ -291,19 +299,19 @@ class MeshGroup:
 
     def _collected(self, exchange: bytes, own: bytes) -> list[bytes]:
         self._check(exchange, own)
-        payloads = [own]
-        pulse, lines, limit = self._pulse, self._lines, self._up_limit
-        for rank in self._others:
+        payloads = [own] * self.size
+        pulse, limit = self._pulse, self._up_limit
+        for member, rank, receive in self._upward:
             pulse.awaited = rank
-            payloads.append(lines[rank].receive(exchange, limit))
+            payloads[member] = receive(exchange, limit)
         return payloads
 
     def _spread(self, exchange: bytes, body: bytes) -> None:
         whole = frame.framed(exchange, body)
-        pulse, lines = self._pulse, self._lines
-        for rank in self._others:
+        pulse = self._pulse
+        for rank, send in self._downward:
             pulse.awaited = rank
-            lines[rank].send(whole)
+            send(whole)
 
     def _send(self, rank: int, exchange: bytes, payload: bytes) -> None:
         self._check(exchange, payload)
