@@ -1,5 +1,6 @@
 """Engines of several ranks, by seed: whatever happens to them, they keep in step."""
 
+import itertools
 import os
 import re
 from itertools import islice
@@ -125,3 +126,44 @@ def test_a_replica_with_something_to_do_is_not_kept_waiting_by_an_idle_one():
     # It waits before the first forward and after the last, and in no round between.
     assert waits[1:12] == [False] * 11
     assert all(waits[14:])
+
+
+@pytest.mark.parametrize(
+    ("specs", "suspends_every", "limit"),
+    [
+        (small_specs(num_snapshot_pages=33, max_retracted_requests=4), 3, 12),
+        (small_specs(num_host_pages=33), 0, 1),
+    ],
+    ids=["a request that is brought back", "a store of one that is over"],
+)
+def test_a_replica_that_waits_for_a_copy_is_not_kept_waiting_by_an_idle_one(
+    specs, suspends_every, limit
+):
+    asked = (Asked(engine=0, rid="r", prompt=tuple(range(1, 25)), limit=limit, seed=1),)
+    # Nobody is told to stop before the last copy is done.
+    acts = {(0, 0): [submitting(asked[0])], (1, 60): []}
+    played = Scenario(Layout(1, 2), 0, specs, (0, 0), asked, acts, suspends_every)
+    copying, starts = [], []
+
+    def plant(rank, sim):
+        sim.plane._tiers._delay = lambda _op: 6
+        run_round = sim.loop.round
+
+        def noted(stop):
+            stopped = run_round(stop)
+            if rank == 0:
+                copying.append(bool(sim.loop._cache_ops.open))
+            else:
+                starts.append(sim.loop._now_us)
+            return stopped
+
+        sim.loop.round = noted
+
+    fleet = play(played, 1, plant)
+    fleet.check()
+    forwards = {round_ for round_, _ in fleet.forwards[0]}
+    waited = [b - a > 5_000 for a, b in itertools.pairwise(starts)]
+    silent = [at for at, open_ in enumerate(copying[:-1]) if open_ and at not in forwards]
+    assert len(silent) > 3, "rounds without a forward in which a copy is waited for"
+    assert not any(waited[at] for at in silent)
+    assert all(waited[-4:]), "and nobody hurries once all is over"

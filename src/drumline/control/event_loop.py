@@ -357,13 +357,17 @@ class EventLoop:
         Collective: every round, on every rank, so that a rank that was asked first never
         waits inside an operation for one that was not.
         """
-        gate = passed(self._world, Held(flush=self._controls.flush_wanted))
+        gate = passed(self._world, self._held())
         if gate.flush:
             cleared = self._converge(self._scheduler.can_clear())
             if cleared:
                 self._scheduler.clear()
             self._controls.flushed(cleared)
         return gate
+
+    def _held(self) -> Held:
+        """Return what this rank brings to the gate."""
+        return Held(flush=self._controls.flush_wanted)
 
     def _converge(self, mine: bool) -> bool:
         """Whether every rank says yes. Collective: over the replica, then the world."""

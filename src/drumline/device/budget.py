@@ -11,7 +11,7 @@ import psutil
 from msgspec import Struct
 
 from drumline.core.config import CacheConfig, Config, parse_bytes
-from drumline.core.errors import ConfigError
+from drumline.core.errors import ConfigError, PeerError
 from drumline.device.host_cache import HostSizes
 from drumline.device.page import BLOCK_TOKENS
 from drumline.device.parallel import TensorGroup
@@ -39,11 +39,22 @@ class Budget(Struct, frozen=True):
 def budget_of(config: Config, page_bytes: int, weight_bytes: int, group: TensorGroup) -> Budget:
     """Return what fits beside this rank's weights; the same on every member of `group`.
 
-    Collective: every member. Raises ConfigError naming the flag that asks for too much.
+    Collective: every member. Raises ConfigError naming the flag that asks for too much, on
+    the rank that it is too much for, and PeerError on the others.
     """
     # Shared with the other ranks of this machine, which start at the same time.
     available = available_bytes() // config.parallel.local_ranks
-    pages = group.least(pool_pages(config.cache, page_bytes, weight_bytes, available))
+    refusal = None
+    try:
+        pages = pool_pages(config.cache, page_bytes, weight_bytes, available)
+    except ConfigError as error:
+        # The others are on their way into the agreement, and would wait there for this one.
+        refusal, pages = error, 0
+    pages = group.least(pages)
+    if refusal is not None:
+        raise refusal
+    if not pages:
+        raise PeerError("another rank of the replica has no memory for the KV pool")
     left = group.least(available - weight_bytes - _WORKSPACE_BYTES - pages * page_bytes)
     return Budget(pages, page_bytes, host_sizes(config, pages, page_bytes, left))
 

@@ -1,6 +1,7 @@
 """A model in parts computes what it computes whole: ranks are threads that meet over gloo."""
 
 import itertools
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -8,8 +9,10 @@ import pytest
 import torch
 from torch import distributed
 
-from drumline.core.errors import ConfigError
+from drumline.core.config import CacheConfig, Config
+from drumline.core.errors import ConfigError, DrumlineError, PeerError
 from drumline.core.model_files import find_model
+from drumline.device import budget
 from drumline.device.models.checkpoint import open_checkpoint
 from drumline.device.models.shard import most_kv_heads, shard_of
 from drumline.device.parallel import LinkedGroup
@@ -75,6 +78,26 @@ def test_the_smallest_pool_is_everybodys():
     with ThreadPoolExecutor(3) as pool:
         members = groups(pool, 3)
         assert list(pool.map(lambda one: one.least(7 - one.index), members)) == [5, 5, 5]
+
+
+def test_a_rank_without_memory_refuses_and_keeps_no_other_waiting(monkeypatch):
+    mine = threading.local()
+    monkeypatch.setattr(budget, "available_bytes", lambda: mine.bytes)
+    config = Config(cache=CacheConfig(kv_cache_size="64MiB"))
+
+    def run(group):
+        mine.bytes = (1 << 30) if group.index != 1 else 300 << 20
+        try:
+            return budget.budget_of(config, 4096, 1 << 20, group)
+        except DrumlineError as error:
+            return error
+
+    with ThreadPoolExecutor(3) as pool:
+        first, second, third = pool.map(run, groups(pool, 3))
+    assert isinstance(second, ConfigError)
+    assert "300 MiB are available" in str(second)
+    for other in (first, third):
+        assert isinstance(other, PeerError)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
