@@ -41,8 +41,9 @@ fmt: $(VENV)/.dev ## format in place
 bench: $(VENV)/.dev ## benchmarks, as a table and as JSON in benchmarks/results
 	$(BIN)/python benchmarks/run.py $(ARGS)
 
-soak: $(VENV)/.dev ## long random runs: the scheduler beside the published one, a million rounds for memory
+soak: $(VENV)/.dev ## long random runs: the scheduler beside the published one, a million rounds for memory, ranks killed and stopped
 	DRUMLINE_SOAK_EVENTS=5000 DRUMLINE_SOAK_ROUNDS=1000000 $(BIN)/pytest tests/unit/scheduler $(ARGS)
+	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE DRUMLINE_SOAK_ENDS=3 $(BIN)/pytest tests/e2e/test_ranks_that_end.py $(ARGS)
 	$(BIN)/python benchmarks/round.py --soak 1000000 --json benchmarks/results/soak.json
 
 check: lint test ## what must be green before a commit

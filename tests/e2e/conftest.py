@@ -1,11 +1,17 @@
-"""One server of the embedded model for all tests of a module that only ask it things."""
+"""One server of the embedded model for all tests of a module that only ask it things, and a
+model that is small enough to be started again and again."""
 
 from collections.abc import Iterator
 
 import httpx
 import openai
 import pytest
+import torch
+import transformers
 from tests.e2e.processes import Server
+from tokenizers import Tokenizer
+from tokenizers.decoders import ByteLevel
+from tokenizers.models import WordLevel
 
 MODEL = "SmolLM2-135M-Instruct"
 
@@ -31,3 +37,31 @@ def client(server: Server) -> Iterator[openai.OpenAI]:
 def http(server: Server) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=server.url, timeout=60) as client:
         yield client
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory):
+    """Return the directory of a small Llama of random weights; three heads share a KV head."""
+    config = transformers.LlamaConfig(
+        vocab_size=512,
+        hidden_size=144,
+        intermediate_size=160,
+        num_hidden_layers=3,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+        head_dim=16,
+        max_position_embeddings=512,
+        tie_word_embeddings=True,
+    )
+    made = transformers.AutoModelForCausalLM.from_config(config).float()
+    generator = torch.Generator().manual_seed(11)
+    with torch.no_grad():
+        for name, parameter in made.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            parameter.copy_(1 + 0.1 * noise if "norm" in name else 0.2 * noise)
+    directory = tmp_path_factory.mktemp("model")
+    made.save_pretrained(directory)
+    tokenizer = Tokenizer(WordLevel({f"w{n}": n for n in range(512)}, "w0"))
+    tokenizer.decoder = ByteLevel()
+    tokenizer.save(str(directory / "tokenizer.json"))
+    return directory

@@ -17,7 +17,7 @@ from drumline.core.config import (
     ProcessConfig,
     ScheduleConfig,
 )
-from drumline.launcher.ranks import Ranks
+from drumline.launcher.ranks import RANK_COMMAND, Ranks
 from drumline.wire.request import TokenizedGenerateReqInput
 from drumline.wire.sampling import SamplingParams, normalized
 
@@ -51,22 +51,11 @@ class Engine:
 
 
 @contextlib.asynccontextmanager
-async def running(
-    model, tensor=1, data=1, *, peer_timeout=5.0, log_level=LogLevel.WARNING, suspend_every=0
-):
+async def running(model, tensor=1, data=1, *, command=RANK_COMMAND, **options):
     """Yield an engine; afterwards none of its processes may be left."""
-    config = Config(
-        model=ModelConfig(model=str(model), dtype=Dtype.FLOAT32),
-        cache=CacheConfig(max_total_tokens=4096, debug_force_retraction_interval=suspend_every),
-        schedule=ScheduleConfig(max_num_seqs=16, chunked_prefill_size=64),
-        parallel=ParallelConfig(
-            tensor_parallel_size=tensor, data_parallel_size=data, peer_timeout=peer_timeout
-        ),
-        process=ProcessConfig(log_level=log_level, startup_timeout=120),
-    )
-    ranks, client = Ranks(), EngineClient(data)
+    ranks, client = Ranks(command), EngineClient(data)
     try:
-        ranks.start(config, await client.bind())
+        ranks.start(config_of(model, tensor, data, **options), await client.bind())
         await ranks.ready(120)
         await client.ready(10)
         processes = [psutil.Process(pid) for pid in ranks.pids]
@@ -76,6 +65,19 @@ async def running(
     finally:
         await ranks.stop(5)
         await client.close()
+
+
+def config_of(model, tensor=1, data=1, *, peer_timeout=5.0, suspend_every=0):
+    """Return the settings of an engine with a small pool."""
+    return Config(
+        model=ModelConfig(model=str(model), dtype=Dtype.FLOAT32),
+        cache=CacheConfig(max_total_tokens=4096, debug_force_retraction_interval=suspend_every),
+        schedule=ScheduleConfig(max_num_seqs=16, chunked_prefill_size=64),
+        parallel=ParallelConfig(
+            tensor_parallel_size=tensor, data_parallel_size=data, peer_timeout=peer_timeout
+        ),
+        process=ProcessConfig(log_level=LogLevel.WARNING, startup_timeout=120),
+    )
 
 
 async def gathered(engine, asked, **options):

@@ -8,7 +8,7 @@ from itertools import islice
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from msgspec.structs import replace
+from tests.fakes.flipping import Flipping
 
 from drumline.contract.layout import Layout
 from drumline.core.errors import InvariantError
@@ -58,25 +58,6 @@ def test_the_order_in_which_ranks_go_on_changes_nothing(seed, order):
         assert [(rid, told.ids) for rid, told in over] == [(rid, told.ids) for rid, told in again]
 
 
-class Flipping:
-    """A scheduler that, in one round, names another row than it planned."""
-
-    def __init__(self, scheduler, round_):
-        self._scheduler = scheduler
-        self._round = round_
-
-    def __getattr__(self, name):
-        return getattr(self._scheduler, name)
-
-    def plan(self):
-        plan = self._scheduler.plan()
-        if plan.round != self._round:
-            return plan
-        rows = plan.batch.rows.copy()
-        rows[-1] ^= 1
-        return replace(plan, batch=replace(plan.batch, rows=rows))
-
-
 @pytest.mark.parametrize("layout", [Layout(2, 1), Layout(3, 1), Layout(2, 2)])
 def test_a_flipped_row_is_reported_at_the_next_head_with_round_rank_and_field(layout):
     asked = tuple(
@@ -94,7 +75,7 @@ def test_a_flipped_row_is_reported_at_the_next_head_with_round_rank_and_field(la
         loops[rank] = sim.loop
         sim.plane._lag = lambda: 1 << 20
         if rank == astray:
-            sim.loop._scheduler = Flipping(sim.scheduler, 7)
+            sim.loop._scheduler = Flipping(sim.scheduler, lambda plan: plan.round == 7)
 
     with pytest.raises(InvariantError) as caught:
         play(played, 1, plant)
