@@ -76,6 +76,8 @@ class FakeEngine:
     to success and message; None for no answer at all. `refuse` maps a request to the
     details of an abort, or None. `cached_tokens` is what every request reports.
     With `reason_rides` an answer's last token comes with its reason instead of before it.
+    `others` is what it reports besides its own: requests that run and that wait, and pages.
+    While `mute` is set it sends no report of its own accord.
     `requests`, `aborted` and `calls` say what arrived, in order.
     """
 
@@ -90,6 +92,7 @@ class FakeEngine:
         on_call: Callable[..., tuple[bool, str] | None] = lambda method, *args: (True, ""),
         cached_tokens: int = 0,
         reason_rides: bool = False,
+        report_s: float = 1.0,
         registers: Registration | None = None,
     ) -> None:
         self.handshake = handshake
@@ -100,8 +103,11 @@ class FakeEngine:
         self.on_call = on_call
         self.cached_tokens = cached_tokens
         self.reason_rides = reason_rides
+        self.report_s = report_s
         self.registers = registers or registration()
+        self.others = (0, 0, 0)
         self.held = threading.Event()
+        self.mute = threading.Event()
         self.requests: list[TokenizedGenerateReqInput] = []
         self.aborted: list[str] = []
         self.calls: list[tuple] = []
@@ -182,7 +188,7 @@ class FakeEngine:
                 self._step(outputs)
                 reported = time.monotonic()
                 time.sleep(self.step_s)
-            elif time.monotonic() - reported > 1:
+            elif time.monotonic() - reported > self.report_s and not self.mute.is_set():
                 self._report(outputs, [])
                 reported = time.monotonic()
         if self._sentinel:
@@ -241,6 +247,7 @@ class FakeEngine:
 
     def _report(self, outputs, rows) -> None:
         wanted = [request.return_logprob for request, *_ in rows]
+        running, waiting, pages = self.others
         outputs.send(
             encode(
                 BatchTokenIDOutSlim(
@@ -258,8 +265,9 @@ class FakeEngine:
                         row[2] if asked else [] for row, asked in zip(rows, wanted, strict=True)
                     ],
                     engine_index=self.index,
-                    num_running=len(self._running),
-                    kv_active_pages=len(self._running),
+                    num_running=len(self._running) + running,
+                    num_waiting=waiting,
+                    kv_active_pages=len(self._running) + pages,
                     kv_total_pages=self.registers.num_gpu_blocks,
                     finish_reason_details=[details for *_, details in rows],
                     output_top_logprobs_val=[

@@ -20,11 +20,12 @@ CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
 class Served:
     """What a test needs of a running server."""
 
-    def __init__(self, url, http, service, fake, stop, serving):
+    def __init__(self, url, http, service, fakes, stop, serving):
         self.url = url
         self.http = http
         self.service = service
-        self.fake = fake
+        self.fake = fakes[0]
+        self.fakes = fakes
         self.stop = stop
         self.serving = serving
 
@@ -69,14 +70,19 @@ async def served(
     registers=None,
     server=None,
     drain_timeout_s=1.0,
+    engines=1,
+    policy=None,
     **options,
 ):
-    """Serve a scripted engine that says `says`, a text or a script."""
+    """Serve scripted engines that say `says`, a text or a script."""
     script = says if callable(says) else lambda _: tokenizer.encode(says, add_special=False)
-    client = EngineClient()
-    fake = FakeEngine(
-        await client.bind(), script=script, registers=registration(**(registers or {})), **options
-    ).start()
+    client = EngineClient(engines, policy=policy)
+    address = await client.bind()
+    known = registration(**(registers or {}))
+    fakes = [
+        FakeEngine(address, index=index, script=script, registers=known, **options).start()
+        for index in range(engines)
+    ]
     stop = asyncio.Event()
     try:
         service = Service(
@@ -102,14 +108,15 @@ async def served(
         try:
             await ready.wait()
             async with httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S, verify=False) as http:
-                yield Served(url, http, service, fake, stop, serving)
+                yield Served(url, http, service, fakes, stop, serving)
         finally:
             stop.set()
             await asyncio.wait((serving,))
             if not serving.cancelled():
                 serving.result()
     finally:
-        await asyncio.to_thread(fake.close)
+        for fake in fakes:
+            await asyncio.to_thread(fake.close)
         await client.close()
 
 

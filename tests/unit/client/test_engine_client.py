@@ -28,8 +28,8 @@ def request(rid="r1", ids=(1, 2, 3), **changes):
 
 
 @asynccontextmanager
-async def linked(engines=1, **options):
-    client = EngineClient(engines)
+async def linked(engines=1, *, policy=None, clock=None, **options):
+    client = EngineClient(engines, policy=policy, clock=clock)
     address = await client.bind()
     fakes = [FakeEngine(address, index=index, **options).start() for index in range(engines)]
     try:

@@ -5,7 +5,8 @@ import asyncio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit.client.test_engine_client import collected, linked, request, run
+from tests.fakes.http import run, until
+from tests.unit.client.test_engine_client import collected, linked, request
 
 from drumline.client.reports import FRESH_US, Reports
 from drumline.client.routing import (
@@ -134,3 +135,82 @@ async def test_requests_are_spread_over_engines():
         for stream in streams:
             await collected(stream)
         assert [len(engine.requests) for engine in engines] == [3, 3]
+
+
+# --- over the wire, with engines that others use too
+
+
+async def reporting(client, engines, *others):
+    """Let engines report what others ask of them, and wait until all of it was heard."""
+    for engine, load in zip(engines, others, strict=True):
+        engine.held.set()
+        engine.others = load
+    await until(
+        lambda: (
+            [(one.num_running, one.num_waiting, one.kv_active_pages) for one in client.loads]
+            == list(others)
+        )
+    )
+
+
+def chosen(client, *prompts):
+    """Return the engines that take requests with these prompts, sent at once."""
+    return [
+        client.submit(request(f"{n} of {len(prompts)}, {prompt}", ids=prompt)).engine_index
+        for n, prompt in enumerate(prompts)
+    ]
+
+
+THREE = {"engines": 3, "report_s": 0.02}
+
+
+@run
+async def test_engines_that_others_use_are_taken_in_turn_all_the_same():
+    async with linked(**THREE, policy=RoundRobin()) as (client, *engines):
+        await reporting(client, engines, (9, 0, 90), (0, 0, 0), (4, 4, 50))
+        assert chosen(client, [1], [2], [3], [4]) == [0, 1, 2, 0]
+
+
+@run
+async def test_the_shortest_queue_counts_what_others_sent_and_what_was_just_sent():
+    async with linked(**THREE, policy=ShortestQueue()) as (client, *engines):
+        await reporting(client, engines, (6, 0, 0), (0, 0, 0), (1, 1, 0))
+        to = chosen(client, *([n] for n in range(6)))
+        assert to[:2] == [1, 1]
+        assert sorted(to[2:]) == [1, 1, 2, 2], "then both have two, and take turns"
+
+
+@run
+async def test_the_least_cache_in_use_wins_over_a_shorter_queue():
+    async with linked(**THREE, policy=LeastCache()) as (client, *engines):
+        await reporting(client, engines, (0, 0, 80), (7, 0, 10), (0, 0, 60))
+        assert chosen(client, [1], [2]) == [1, 1]
+
+
+@run
+async def test_a_prompt_follows_its_prefix_over_the_wire():
+    async with linked(**THREE, policy=PrefixAware(4)) as (client, *engines):
+        await reporting(client, engines, (0, 0, 0), (1, 0, 0), (2, 0, 0))
+        one, other = list(range(8)), list(range(20, 28))
+        assert chosen(client, one, one, [*one, 1]) == [0, 0, 0]
+        assert chosen(client, other) == [1]
+        assert chosen(client, one) == [0], "though it has the longest queue by now"
+
+
+@run
+@pytest.mark.parametrize("policy", [ShortestQueue, LeastCache, lambda: PrefixAware(4)])
+async def test_engines_are_taken_in_turn_when_one_has_not_reported_for_three_seconds(policy):
+    clock = ManualClock()
+    async with linked(**THREE, policy=policy(), clock=clock) as (client, *engines):
+        await reporting(client, engines, (5, 0, 50), (0, 0, 0), (5, 0, 50))
+        assert chosen(client, [1], [2]) == [1, 1]
+        engines[2].mute.set()
+        # What it was sending when it fell silent is heard before time goes on.
+        await asyncio.sleep(0.2)
+        clock.advance(FRESH_US)
+        await asyncio.sleep(0.1)
+        assert client.loads == (), "two fresh reports of three are none"
+        assert sorted(chosen(client, [3], [4], [5])) == [0, 1, 2]
+        engines[2].mute.clear()
+        await until(lambda: client.loads)
+        assert chosen(client, [6]) == [1]

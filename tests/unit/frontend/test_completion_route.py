@@ -114,3 +114,31 @@ async def test_a_prompt_without_tokens_is_refused(embedded):
             assert response.status_code == 400
             assert response.json()["error"]["code"] == "empty_prompt"
         assert not it.fake.requests
+
+
+@run
+async def test_a_pin_decides_which_engine_answers_and_one_that_is_not_there_is_refused(embedded):
+    async with served(embedded, says="yes", engines=3) as it:
+        for rank in (2, 0, 0, 1):
+            for ask in (
+                it.complete(prompt="x", data_parallel_rank=rank),
+                it.chat(data_parallel_rank=rank),
+            ):
+                assert (await ask).status_code == 200
+        assert [len(fake.requests) for fake in it.fakes] == [4, 2, 2]
+        pins = [request.data_parallel_rank for fake in it.fakes for request in fake.requests]
+        assert pins == [0] * 4 + [1] * 2 + [2] * 2
+        for wrong in (3, -1):
+            reply = await it.complete(prompt="x", data_parallel_rank=wrong)
+            assert reply.status_code == 400
+            error = reply.json()["error"]
+            assert error["param"] == "data_parallel_rank"
+            assert "from 0 to 2" in error["message"]
+
+
+@run
+async def test_requests_without_a_pin_are_spread_over_the_engines(embedded):
+    async with served(embedded, says="yes", engines=3) as it:
+        for _ in range(6):
+            assert (await it.complete(prompt="x")).status_code == 200
+        assert [len(fake.requests) for fake in it.fakes] == [2, 2, 2]
