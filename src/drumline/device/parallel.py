@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, distributed
 
-from drumline.core.errors import PeerError
+from drumline.core.errors import ConfigError, PeerError
 
 _MEETING = timedelta(seconds=60)
 _LONGEST_WAIT = timedelta(days=7)
@@ -86,6 +86,20 @@ def dial_store(host: str, port: int) -> Store:
         raise PeerError(f"no store of tensor-parallel ranks at {host}:{port}: {error}") from error
 
 
+def _check_linkable(device: torch.device) -> None:
+    """Raise ConfigError unless this torch can link ranks on devices of this kind."""
+    match device.type:
+        case "cpu":
+            return
+        case "cuda" if distributed.is_nccl_available():
+            return
+        case "cuda":
+            needs = "NCCL, which this torch was built without; install torch for CUDA"
+        case kind:
+            needs = f"a library for {kind}; there is gloo for cpu, and NCCL for cuda"
+    raise ConfigError("--tensor-parallel-size", f"ranks on {device} exchange tensors over {needs}")
+
+
 class LinkedGroup:
     """Ranks connected by torch.distributed: over gloo for host memory, over NCCL for CUDA's."""
 
@@ -94,15 +108,19 @@ class LinkedGroup:
     ) -> None:
         """Connect with every member; `host` is the address of this one that the others reach.
 
-        Collective: every member. Raises PeerError when one does not come.
+        Collective: every member. Raises PeerError when one does not come, ConfigError when
+        nothing here links devices of this kind.
         """
         self.index = index
         self.size = size
         self._device = device or torch.device("cpu")
         # Members look each other up for as long as the group lives.
         self._store = store
+        _check_linkable(self._device)
         try:
             if self._device.type == "cuda":
+                # NCCL makes a rank's communicator on the device that is current.
+                torch.cuda.set_device(self._device)
                 nccl = _torch.ProcessGroupNCCL
                 self._links: Any = nccl(store, index, size, nccl.Options())
             else:

@@ -80,6 +80,17 @@ def test_the_smallest_pool_is_everybodys():
         assert list(pool.map(lambda one: one.least(7 - one.index), members)) == [5, 5, 5]
 
 
+@pytest.mark.skipif(distributed.is_nccl_available(), reason="this torch has NCCL")
+def test_ranks_on_cuda_say_that_they_need_nccl():
+    with pytest.raises(ConfigError, match=r"--tensor-parallel-size: ranks on cuda:1 .* NCCL"):
+        LinkedGroup(distributed.HashStore(), 0, 2, host="127.0.0.1", device=torch.device("cuda:1"))
+
+
+def test_ranks_on_a_device_that_nothing_links_are_refused_with_what_there_is():
+    with pytest.raises(ConfigError, match="gloo for cpu, and NCCL for cuda"):
+        LinkedGroup(distributed.HashStore(), 0, 2, host="127.0.0.1", device=torch.device("meta"))
+
+
 def test_a_rank_without_memory_refuses_and_keeps_no_other_waiting(monkeypatch):
     mine = threading.local()
     monkeypatch.setattr(budget, "available_bytes", lambda: mine.bytes)
