@@ -48,7 +48,7 @@ def serve(config: Config, say: Say) -> int:
 async def _serve(config: Config, say: Say) -> int:
     signals = Signals(asyncio.get_running_loop())
     with contextlib.closing(http.listen(config.server)) as listener:
-        engine = Engine(config, quiet=False, on_step=_steps(say, config.parallel.local_ranks))
+        engine = Engine(config, quiet=False, on_step=steps_told(say, config.parallel.local_ranks))
         configure("serve", engine.config.process.log_level or "info")
         if engine.files.embedded:
             say(f"no model was named: serving the embedded {engine.files.name}")
@@ -66,7 +66,7 @@ async def _serve(config: Config, say: Say) -> int:
     return 0 if served else _SIGNALLED + signals.first.result()
 
 
-def _steps(say: Say, ranks: int) -> OnStep:
+def steps_told(say: Say, ranks: int) -> OnStep:
     """Return what says each step of the start-up once, whichever rank is the first at it."""
     said = set()
     who = "rank 0" if ranks == 1 else f"{ranks} ranks"
