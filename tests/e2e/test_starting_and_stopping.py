@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import httpx
 import psutil
 import pytest
-from tests.e2e.processes import Server, eventually, gone_within, run
+from tests.e2e.processes import START_S, Server, eventually, gone_within, run
 from tokenizers import Tokenizer
 from tokenizers.decoders import ByteLevel
 from tokenizers.models import WordLevel
@@ -100,12 +100,12 @@ def test_a_second_signal_stops_at_once_with_its_number():
 def test_a_signal_during_the_start_ends_all_of_it_at_once_with_its_number(number):
     server = Server()
     try:
-        eventually(lambda: any("rank 0" in line for line in server.lines), 30)
+        eventually(lambda: any("rank 0" in line for line in server.lines), START_S)
         ranks = server.ranks()
         began = time.perf_counter()
         server.signal(number)
-        assert server.wait(15) == 128 + number
-        assert time.perf_counter() - began < 4
+        assert server.wait() == 128 + number
+        assert time.perf_counter() - began < 15, "half of what a drain may take"
         assert gone_within(ranks, 2)
         assert "Traceback" not in server.said
         assert "killing" not in server.said
