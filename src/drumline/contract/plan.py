@@ -86,6 +86,36 @@ class Batch(Struct, frozen=True, kw_only=True, eq=False):
         return int(self.input_lengths.sum())
 
 
+class RemotePrefill(Struct, frozen=True, kw_only=True, eq=False):
+    """A prompt whose cache a prefill engine is to write into this row's blocks.
+
+    `tables[g]` is the row's block table in group g from its first column on, null where
+    nothing is to be had: a block a column, and of a state group the block of what is
+    carried behind the prompt. The first `cached_tokens` are here already.
+    """
+
+    row: int
+    generation: int
+    rid: str
+    cached_tokens: int
+    prompt_tokens: int
+    tables: tuple[IntArray, ...]
+
+
+class RemoteDecode(Struct, frozen=True, kw_only=True, eq=False):
+    """A computed prompt that a decode engine takes over, with the first token of its answer.
+
+    `tables` is as in `RemotePrefill`; its blocks stay as they are until the transfer ends.
+    """
+
+    row: int
+    generation: int
+    rid: str
+    prompt_tokens: int
+    token: int
+    tables: tuple[IntArray, ...]
+
+
 class AbortReason(StrEnum):
     """Why a plan ended a request by itself."""
 
@@ -108,8 +138,9 @@ class Plan(Struct, frozen=True, kw_only=True, eq=False):
 
     The data plane carries its parts out in this order, which same-round reuse of blocks
     relies on: the cache operations toward the host, copies, zeroes, the cache operations
-    toward the device, patches and bindings, then the batch. Storage operations touch host
-    memory alone and start at once, apart from all that.
+    toward the device, patches and bindings, the remote streams, then the batch. A peer's
+    writes are ordered with nothing of the device's: it may begin once zeroes are done.
+    Storage operations touch host memory alone and start at once, apart from all that.
     """
 
     round: int
@@ -121,12 +152,21 @@ class Plan(Struct, frozen=True, kw_only=True, eq=False):
     aborts: tuple[PlanAbort, ...] = ()
     cache_ops: tuple[CacheOp, ...] = ()
     storage_ops: tuple[StorageOp, ...] = ()
+    remote_prefills: tuple[RemotePrefill, ...] = ()
+    remote_decodes: tuple[RemoteDecode, ...] = ()
 
     @property
     def needs_device(self) -> bool:
         """Whether the data plane must see this plan at all."""
         return bool(
-            self.batch or self.bound or self.patches or self.zeroes or self.copies or self.cache_ops
+            self.batch
+            or self.bound
+            or self.patches
+            or self.zeroes
+            or self.copies
+            or self.cache_ops
+            or self.remote_prefills
+            or self.remote_decodes
         )
 
 

@@ -246,8 +246,7 @@ class EventLoop:
     @property
     def _scheduling(self) -> bool:
         """Whether the scheduler holds a live request, in whichever state."""
-        sizes = self._scheduler.sizes()
-        return bool(sizes.waiting or sizes.prefilling or sizes.decoding or sizes.finishing)
+        return bool(self._scheduler.sizes().live)
 
     def _admit(self, messages: Iterable[Message]) -> None:
         """Take a round's messages in order: a control operation after the requests before it."""

@@ -77,6 +77,17 @@ class SchedulingPolicy(StrEnum):
     PRIORITY = "priority"
 
 
+class Role(StrEnum):
+    """Which part of a request's way an engine takes."""
+
+    PLAIN = "plain"
+    """All of it."""
+    PREFILL = "prefill"
+    """Prompts, whose cache a decode engine takes over."""
+    DECODE = "decode"
+    """Answers, to prompts whose cache a prefill engine sends."""
+
+
 class WritePolicy(StrEnum):
     """When pages are written to the host cache."""
 

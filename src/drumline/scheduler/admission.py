@@ -15,6 +15,7 @@ from enum import IntEnum
 import numpy as np
 from msgspec import Struct
 
+from drumline.core.config import Role
 from drumline.core.errors import InvariantError
 from drumline.scheduler.blocks import BlockPool
 from drumline.scheduler.config import PREPAID_TOKENS, SchedulerConfig
@@ -26,6 +27,7 @@ from drumline.scheduler.line import Line
 from drumline.scheduler.match import NO_MATCH, Match
 from drumline.scheduler.matching import Matcher
 from drumline.scheduler.publication import Publication
+from drumline.scheduler.receiving import Receiving
 from drumline.scheduler.requests import Request, RequestTable
 from drumline.scheduler.rows import Rows
 from drumline.scheduler.states import StateSlots
@@ -65,8 +67,10 @@ class Admission:
         "_open",
         "_pool",
         "_publication",
+        "_receiving",
         "_requests",
         "_rows",
+        "_sends",
         "_settled",
         "_sharing",
         "_states",
@@ -88,11 +92,17 @@ class Admission:
         publication: Publication,
         host: HostTier,
         storage: StorageTier | None,
+        receiving: Receiving | None,
     ) -> None:
         self._storage = storage
         self._config = config
         self._caching = config.prefix_caching
-        self._sharing = config.prefix_caching and config.share_in_flight
+        # What others send costs nothing to have twice, and is not waited for.
+        self._sharing = (
+            config.prefix_caching and config.share_in_flight and config.role is not Role.DECODE
+        )
+        self._sends = config.role is Role.PREFILL
+        self._receiving = receiving
         self._requests = requests
         self._rows = rows
         self._pool = pool
@@ -110,9 +120,12 @@ class Admission:
         """Why a waiting request was passed over when it was last looked at."""
 
     def add(self, request: Request) -> None:
-        """Line up a submitted request."""
-        self.line.add(request)
-        self._settled = -1
+        """Line up a submitted request; one that bootstraps stands aside."""
+        if request.state is State.BOOTSTRAPPING:
+            self.line.add_aside(request)
+        else:
+            self.line.add(request)
+            self._settled = -1
 
     def set_aside(self, request: Request) -> None:
         """Leave a waiting request out until it is brought back."""
@@ -146,8 +159,10 @@ class Admission:
     def settle(self, draft: Draft) -> None:
         """Publish, where prefixes are shared in flight, what the plan before this one computes."""
         for request in self._fresh:
-            if request.state is not State.FINISHED:
-                self._publication.publish_prompt(request, request.planned, draft)
+            if request.state not in (State.FINISHED, State.RETIRING):
+                # A peer may read the blocks of what is sent: they stay the row's.
+                adopting = None if self._sends else draft
+                self._publication.publish_prompt(request, request.planned, adopting)
         self._fresh.clear()
 
     def plan(self, draft: Draft, budget: int) -> list[Chunk]:
@@ -175,11 +190,16 @@ class Admission:
             if budget <= 0 or not self._rows.free or self._open is not None:
                 complete = False
                 break
-            outcome = self._admit(request, budget, draft)
+            if self._receiving is None:
+                outcome = self._admit(request, budget, draft)
+            else:
+                outcome = self._receive(self._receiving, request, draft)
             if isinstance(outcome, Chunk):
                 admitted.append(request)
                 chunks.append(outcome)
                 budget -= outcome.tokens
+            elif outcome is Verdict.ADMITTED:
+                admitted.append(request)
             else:
                 self.verdicts[request.rid] = outcome
                 pending = pending or outcome is not Verdict.NO_ROOM
@@ -195,6 +215,14 @@ class Admission:
             self._settled = self._pool.releases
 
     # -- one request --------------------------------------------------------------
+
+    def _receive(self, receiving: Receiving, request: Request, draft: Draft) -> Verdict:
+        """Have a prompt sent here as a whole."""
+        targets = self._targets(request, request.prompt_tokens)
+        if not receiving.admit(request, targets, draft):
+            return Verdict.NO_ROOM
+        self._begin_answer(request)
+        return Verdict.ADMITTED
 
     def _admit(self, request: Request, budget: int, draft: Draft) -> Chunk | Verdict:
         match = NO_MATCH
@@ -328,6 +356,8 @@ class Admission:
 
         A declared budget is reserved by the groups that keep it; windows slide over it.
         """
+        if self._sends:
+            return [planned] * len(self._tables.windows)
         last = planned == request.prompt_tokens
         needed = planned + self._config.decode_tokens if last else planned
         prepaid = needed
@@ -340,7 +370,8 @@ class Admission:
             return None
         tokens = self._chunk_tokens(request, request.planned, budget)
         if self._caching:
-            self._publication.publish_prompt(request, request.planned, draft)
+            adopting = None if self._sends else draft
+            self._publication.publish_prompt(request, request.planned, adopting)
         self._tables.expire([request.row], draft)
         targets = self._targets(request, request.planned + tokens)
         if not self._tables.grow(request.row, targets, draft, self._states.next_needs):
@@ -361,32 +392,31 @@ class Admission:
             if self._sharing:
                 self._fresh.append(request)
         else:
-            self._requests.move(request, Move.LAST_CHUNK)
+            self._requests.move(
+                request, Move.LAST_CHUNK_TO_SEND if self._sends else Move.LAST_CHUNK
+            )
             self._open = None
             rows.outstanding[row] += 1
-            self._finish_prompt(request)
+            self._begin_answer(request)
+            if self._sharing or (self._sends and self._caching):
+                self._fresh.append(request)
         return Chunk(request, start, tokens)
 
-    def _finish_prompt(self, request: Request) -> None:
-        """Set up the row's fields for what follows the prompt."""
-        rows, row, size = self._rows, request.row, self._config.prefix_granularity
-        rows.known[row] = request.prompt_tokens
-        if not self._caching:
-            return
-        hashed = request.prompt_tokens // size * size
-        rows.hash_from(row, hashed, request.digests[-1] if request.digests else b"")
-        tail = request.tokens[hashed:]
-        rows.newest[row, : len(tail)] = tail
-        if self._sharing:
-            self._fresh.append(request)
+    def _begin_answer(self, request: Request) -> None:
+        """Set the row's fields up for what follows the prompt."""
+        size = self._config.prefix_granularity if self._caching else 0
+        self._rows.begin_answer(request.row, size)
 
     def check(self) -> None:
         """Raise InvariantError unless exactly the submitted requests wait."""
-        waiting: dict[State, set[str]] = {State.SUBMITTED: set(), State.PREFETCHING: set()}
+        ready: set[str] = set()
+        aside: set[str] = set()
         for request in self._requests.values():
-            if request.state in waiting:
-                waiting[request.state].add(request.rid)
-        self.line.check(waiting[State.SUBMITTED], waiting[State.PREFETCHING])
+            if request.state is State.SUBMITTED:
+                ready.add(request.rid)
+            elif request.state in (State.PREFETCHING, State.BOOTSTRAPPING):
+                aside.add(request.rid)
+        self.line.check(ready, aside)
         if self._open is not None and self._open.state is not State.PREFILLING:
             raise InvariantError(f"{self._open!r} is taken for an unfinished prompt")
         if self._requests.counts[State.PREFILLING] != (self._open is not None):

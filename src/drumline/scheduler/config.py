@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from drumline.contract.specs import AttentionKind, CacheGroup, DeviceSpecs
 from drumline.contract.storage import StoragePressure
-from drumline.core.config import Config, SchedulingPolicy, WritePolicy
+from drumline.core.config import Config, Role, SchedulingPolicy, WritePolicy
 from drumline.core.errors import ConfigError
 
 PREPAID_TOKENS = 4096
@@ -78,6 +78,8 @@ class SchedulerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Requests that hold a pool row at the same time."""
     max_scheduled_tokens: int
     """Tokens one forward may feed."""
+    role: Role = Role.PLAIN
+    """Which part of a request's way the engine takes."""
     decode_tokens: int = 1
     """Tokens a decode row feeds; above 1 all but the first are drafts."""
     overlap_depth: int = 0
@@ -186,6 +188,10 @@ class SchedulerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
                 f"{self.storage.max_host_blocks} blocks of a host tier of "
                 f"{self.num_host_pages - 1} pages: some must be left for others",
             )
+        if self.role is Role.PREFILL and self.num_snapshot_pages > 1:
+            raise ConfigError("num_snapshot_pages", "a prefill engine suspends nobody")
+        if self.role is Role.DECODE and self.storage is not None:
+            raise ConfigError("storage", "a decode engine gets its prompts from its peers")
         if self.num_snapshot_pages < 1 or (self.num_snapshot_pages > 1) != (
             self.max_retracted_requests > 0
         ):

@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from drumline.contract.arrays import IntArray
 from drumline.contract.plan import AbortReason
+from drumline.core.config import Role
 from drumline.core.errors import InvariantError
 from drumline.scheduler.agenda import Agenda
 from drumline.scheduler.config import SchedulerConfig
@@ -48,6 +49,7 @@ class Decoding:
         "_ready",
         "_requests",
         "_rows",
+        "_sharing_tails",
         "_states",
         "_step",
         "_tables",
@@ -70,6 +72,8 @@ class Decoding:
         self._step: IndexArray = np.array(config.decode_tokens)
         self._page = config.prefix_granularity
         self._caching = config.prefix_caching
+        # A decode engine's prompts match in full pages alone.
+        self._sharing_tails = config.role is Role.PLAIN
         self._windows = any(group.window_tokens is not None for group in config.groups)
         self._requests = requests
         self._rows = rows
@@ -155,7 +159,8 @@ class Decoding:
             if row in joining and self._caching:
                 request = joining[row]
                 self._publication.publish_prompt(request, request.prompt_tokens, draft)
-                self._publication.publish_tail(request, draft)
+                if self._sharing_tails:
+                    self._publication.publish_tail(request, draft)
             if self._windows:
                 self._tables.expire([row], draft)
             if not self._grow(row, draft):

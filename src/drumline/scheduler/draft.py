@@ -12,6 +12,8 @@ from drumline.contract.plan import (
     PageZeroes,
     Plan,
     PlanAbort,
+    RemoteDecode,
+    RemotePrefill,
     TablePatch,
 )
 from drumline.contract.storage import StorageOp
@@ -26,6 +28,8 @@ class Draft:
         "_cache_ops",
         "_copies",
         "_patches",
+        "_remote_decodes",
+        "_remote_prefills",
         "_storage_ops",
         "_zeroes",
         "round",
@@ -36,6 +40,8 @@ class Draft:
         self._bound: list[Bound] = []
         self._cache_ops: list[CacheOp] = []
         self._storage_ops: list[StorageOp] = []
+        self._remote_prefills: list[RemotePrefill] = []
+        self._remote_decodes: list[RemoteDecode] = []
         self._aborts: list[PlanAbort] = []
         self._patches: dict[int, list[tuple[IntArray, IntArray, IntArray]]] = {}
         self._zeroes: dict[int, list[IntArray]] = {}
@@ -58,6 +64,12 @@ class Draft:
 
     def storage(self, op: StorageOp) -> None:
         self._storage_ops.append(op)
+
+    def remote_prefill(self, row: RemotePrefill) -> None:
+        self._remote_prefills.append(row)
+
+    def remote_decode(self, row: RemoteDecode) -> None:
+        self._remote_decodes.append(row)
 
     def abort(self, rid: str, reason: AbortReason, detail: str) -> None:
         self._aborts.append(PlanAbort(rid, reason, detail))
@@ -82,6 +94,8 @@ class Draft:
             aborts=tuple(self._aborts),
             cache_ops=tuple(self._cache_ops),
             storage_ops=tuple(self._storage_ops),
+            remote_prefills=tuple(self._remote_prefills),
+            remote_decodes=tuple(self._remote_decodes),
         )
 
 

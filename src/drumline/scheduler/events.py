@@ -51,7 +51,36 @@ class Aborted(Struct, frozen=True):
     rid: str
 
 
-Event = Results | Finished | Aborted
+class Bootstrapped(Struct, frozen=True):
+    """The peers of a disaggregated engine's request found each other. Repeats are ignored."""
+
+    rid: str
+
+
+class RemotePrefilled(Struct, frozen=True):
+    """All of a prompt's cache is here, with the first token of the answer, and no peer writes
+    any more. Repeats are ignored."""
+
+    rid: str
+    token: int
+
+
+class RemoteSucceeded(Struct, frozen=True):
+    """The decode engine has a prompt's whole cache, and no transfer reads it any more."""
+
+    rid: str
+
+
+class RemoteFailed(Struct, frozen=True):
+    """The transfer of a request failed or was given up, and no peer touches its blocks any
+    more: the request is over. Unknown rids are ignored."""
+
+    rid: str
+
+
+Event = (
+    Results | Finished | Aborted | Bootstrapped | RemotePrefilled | RemoteSucceeded | RemoteFailed
+)
 """What the tail of a round advances by."""
 
 
@@ -95,6 +124,22 @@ class Sizes(Struct, frozen=True):
     finishing: int
     retracted: int = 0
     """Of those waiting: suspended, or on their way back."""
+    bootstrapping: int = 0
+    """Requests whose peers have not found each other."""
+    transferring: int = 0
+    """Requests whose blocks a peer reads or writes, and that do nothing else."""
+
+    @property
+    def live(self) -> int:
+        """Requests in any state but those that hold nothing any more."""
+        return (
+            self.waiting
+            + self.prefilling
+            + self.decoding
+            + self.finishing
+            + self.bootstrapping
+            + self.transferring
+        )
 
 
 class StorageStats(Struct, frozen=True, kw_only=True):

@@ -10,6 +10,13 @@ from drumline.scheduler.requests import Request, RequestTable
 from drumline.scheduler.rows import Rows
 from drumline.scheduler.storage.tier import StorageTier
 
+_PEERS = {
+    State.BOOTSTRAPPING: "waits until its peers have found each other",
+    State.HANDING_OVER: "its peer is taking its prompt's cache over",
+    State.RECEIVING: "its peer is sending its prompt's cache",
+    State.RETIRING: "is over, and holds its blocks until no peer touches them",
+}
+
 
 def explain(
     rid: str,
@@ -28,6 +35,9 @@ def explain(
         return f"{rid}: waits, {wait}; {_cached(request, admission)}"
     if request.state is State.PREFETCHING and storage is not None:
         return f"{rid}: waits {storage.explain(rid)}; {_cached(request, admission)}"
+    peers = _PEERS.get(request.state)
+    if peers is not None:
+        return f"{rid}: {peers}; prompt {request.planned} of {request.prompt_tokens} tokens planned"
     text = (
         f"{rid}: {request.state.name.lower()}, prompt {request.planned} of "
         f"{request.prompt_tokens} tokens planned, {request.cached_tokens} of them were cached"

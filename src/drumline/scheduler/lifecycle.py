@@ -5,6 +5,7 @@ A pair that is not in the table is illegal: it raises and changes nothing.
 
 from enum import IntEnum
 
+from drumline.core.config import Role
 from drumline.scheduler.events import IllegalTransitionError
 
 
@@ -27,6 +28,16 @@ class State(IntEnum):
     """It has a row and blocks again, which its image is being copied to."""
     PREFETCHING = 8
     """It waits for storage to say what it has of the prompt, or to bring it to host memory."""
+    BOOTSTRAPPING = 9
+    """Of a disaggregated engine: it waits until its peers have found each other."""
+    AWAITING_RESULT = 10
+    """Of a prefill engine: its whole prompt is planned, its first token is not known."""
+    HANDING_OVER = 11
+    """Of a prefill engine: the decode engine takes its prompt's cache over."""
+    RECEIVING = 12
+    """Of a decode engine: a prefill engine writes its prompt's cache into its blocks."""
+    RETIRING = 13
+    """It is over; its blocks stay until no peer touches them any more."""
 
 
 class Move(IntEnum):
@@ -54,6 +65,23 @@ class Move(IntEnum):
     """Storage was asked for its prompt's pages."""
     LEAVE_STORAGE = 12
     """It waits for storage no longer, whatever came of it."""
+    BOOTSTRAP = 13
+    LAST_CHUNK_TO_SEND = 14
+    """The chunk that reaches the prompt's end was planned, of a prefill engine."""
+    RESULT_IN = 15
+    """Its first token is known."""
+    RECEIVE = 16
+    """Blocks were given to what a prefill engine is to send."""
+    ARRIVE = 17
+    """All of that is there."""
+    SUCCEED = 18
+    """The peer has what was handed over."""
+    FAIL = 19
+    """The transfer failed, and is over."""
+    ABORT_LATER = 20
+    """It is over while a peer may touch its blocks."""
+    RETIRE = 21
+    """No peer touches its blocks any more."""
 
 
 TRANSITIONS: dict[tuple[State, Move], State] = {
@@ -77,8 +105,33 @@ TRANSITIONS: dict[tuple[State, Move], State] = {
     (State.RESTORING, Move.FINISH): State.FINISHED,
     (State.SUBMITTED, Move.ASK_STORAGE): State.PREFETCHING,
     (State.PREFETCHING, Move.LEAVE_STORAGE): State.SUBMITTED,
-    **{(state, Move.ABORT): State.FINISHED for state in State if state is not State.FINISHED},
+    (State.BOOTSTRAPPING, Move.BOOTSTRAP): State.SUBMITTED,
+    (State.SUBMITTED, Move.LAST_CHUNK_TO_SEND): State.AWAITING_RESULT,
+    (State.PREFILLING, Move.LAST_CHUNK_TO_SEND): State.AWAITING_RESULT,
+    (State.AWAITING_RESULT, Move.RESULT_IN): State.HANDING_OVER,
+    (State.HANDING_OVER, Move.SUCCEED): State.FINISHED,
+    (State.SUBMITTED, Move.RECEIVE): State.RECEIVING,
+    (State.RECEIVING, Move.ARRIVE): State.PREFILLED,
+    (State.PREFILLING, Move.ABORT_LATER): State.RETIRING,
+    (State.AWAITING_RESULT, Move.ABORT_LATER): State.RETIRING,
+    (State.HANDING_OVER, Move.ABORT_LATER): State.RETIRING,
+    (State.RECEIVING, Move.ABORT_LATER): State.RETIRING,
+    (State.RETIRING, Move.RETIRE): State.FINISHED,
+    **{
+        (state, move): State.FINISHED
+        for state in State
+        for move in (Move.ABORT, Move.FAIL)
+        if state not in (State.FINISHED, State.RETIRING)
+    },
 }
+
+TOUCHED_BY_PEERS: dict[Role, frozenset[State]] = {
+    Role.PLAIN: frozenset(),
+    # Chunks may be on their way while later ones are computed.
+    Role.PREFILL: frozenset({State.PREFILLING, State.AWAITING_RESULT, State.HANDING_OVER}),
+    Role.DECODE: frozenset({State.RECEIVING}),
+}
+"""In which states another engine may read or write a request's blocks."""
 
 
 def after(state: State, move: Move, rid: str) -> State:

@@ -36,11 +36,14 @@ class Matcher:
         self._states = range(len(tables.windows), len(index.slots))
         """The groups behind those of `tables`: state groups."""
 
-    def match(self, request: Request, cap: int, *, tails: bool = True) -> Match:
-        """Return what is cached of the first `cap` tokens of a prompt, in `tails` or pages."""
+    def match(self, request: Request, cap: int, *, tails: bool = True, host: bool = True) -> Match:
+        """Return what is cached of the first `cap` tokens of a prompt, in `tails` or pages.
+
+        Without `host`, on the device alone.
+        """
         index, tables = self._index, self._tables
         digests = request.digests[: cap // self._page]
-        if len(self._host):
+        if host and len(self._host):
             return self._match_tiers(request, digests, cap, tails)
         # Without a group that keeps all, early boundaries may be gone and later ones not.
         look = index.known if None in tables.windows else index.anywhere

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from drumline.core.config import Role
 from drumline.core.hashing import DIGEST_BYTES
 from drumline.scheduler.config import SchedulerConfig
 from drumline.scheduler.events import RequestSpec
@@ -54,7 +55,10 @@ def _unfit(spec: RequestSpec, config: SchedulerConfig, max_request_tokens: int) 
         return f"max_new_tokens is {spec.max_new_tokens}, below 0"
     if spec.max_cached_prefix_tokens < 0:
         return f"max_cached_prefix_tokens is {spec.max_cached_prefix_tokens}, below 0"
+    # A prefill engine computes the prompt, and its peer the answer.
     answer = max(spec.max_new_tokens, config.decode_tokens)
+    if config.role is Role.PREFILL:
+        answer = 0
     if tokens + answer > max_request_tokens:
         return (
             f"{tokens} prompt tokens and {answer} to generate are more than the "

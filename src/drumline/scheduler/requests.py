@@ -34,7 +34,13 @@ class Request:
         "tokens",
     )
 
-    def __init__(self, spec: RequestSpec, sequence: int, granularity: int) -> None:
+    def __init__(
+        self,
+        spec: RequestSpec,
+        sequence: int,
+        granularity: int,
+        state: State = State.SUBMITTED,
+    ) -> None:
         """Take over a spec; `granularity` is 0 where no prefix is cached."""
         self.rid = spec.rid
         self.sequence = sequence
@@ -44,7 +50,7 @@ class Request:
         self.max_cached_tokens = spec.max_cached_prefix_tokens
         self.extra = extra_keys(spec.cache_salt)
         self.digests = _digests(spec, granularity, self.extra) if granularity else []
-        self.state = State.SUBMITTED
+        self.state = state
         self.row = 0
         self.epoch = 0
         self.cached_tokens = 0

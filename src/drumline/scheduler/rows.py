@@ -122,6 +122,27 @@ class Rows:
         self.origin[row] = row * self.newest.shape[1] - tokens
         self.digests[row] = digest
 
+    def begin_answer(self, row: int, page_tokens: int) -> None:
+        """Set the row up for what follows its owner's prompt, which is planned as a whole.
+
+        `page_tokens` is 0 where nothing is hashed.
+        """
+        owner = self.owners[row]
+        assert owner is not None
+        self.known[row] = owner.prompt_tokens
+        if page_tokens:
+            hashed = owner.prompt_tokens // page_tokens * page_tokens
+            self.hash_from(row, hashed, owner.digests[-1] if owner.digests else b"")
+            tail = owner.tokens[hashed:]
+            self.newest[row, : len(tail)] = tail
+
+    def append(self, row: int, token: int, *, hashing: bool) -> None:
+        """Add a known token to a row's; it is kept where pages are hashed."""
+        known = self.known_of[row]
+        if hashing:
+            self.newest_of[self.origin_of[row] + known] = token
+        self.known[row] = known + 1
+
     def suspend(self, row: int) -> Suspended:
         """Return what `resume` needs."""
         return Suspended(

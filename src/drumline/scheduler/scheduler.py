@@ -6,17 +6,17 @@ callers.
 """
 
 from collections.abc import Callable, Sequence
-from typing import assert_never
-
-import numpy as np
+from typing import assert_never, get_args
 
 from drumline.contract.arrays import IntArray
 from drumline.contract.cache import CacheAck
 from drumline.contract.census import Census
 from drumline.contract.kv_events import KvEvent
-from drumline.contract.plan import AbortReason, Batch, Plan
+from drumline.contract.plan import AbortReason, Plan
 from drumline.contract.storage import StorageDone
+from drumline.core.config import Role
 from drumline.scheduler.admission import Admission, Chunk
+from drumline.scheduler.batches import batch_of
 from drumline.scheduler.blocks import BlockPool
 from drumline.scheduler.capacity import max_request_tokens
 from drumline.scheduler.config import SchedulerConfig
@@ -27,6 +27,7 @@ from drumline.scheduler.events import (
     Event,
     Finished,
     HeadEvent,
+    IllegalTransitionError,
     RequestSpec,
     Results,
     Sizes,
@@ -40,17 +41,27 @@ from drumline.scheduler.index import IndexArray
 from drumline.scheduler.kv_events import KvEvents
 from drumline.scheduler.lifecycle import Move, State
 from drumline.scheduler.matching import Matcher
+from drumline.scheduler.peers import PeerEvent, Peers
 from drumline.scheduler.prefix import PrefixIndex
 from drumline.scheduler.publication import Publication
+from drumline.scheduler.receiving import Receiving
 from drumline.scheduler.refusal import crowded, refusal
 from drumline.scheduler.requests import Request, RequestTable
 from drumline.scheduler.results import Commits
 from drumline.scheduler.retraction import Retraction
 from drumline.scheduler.rows import Rows
+from drumline.scheduler.sending import Sending
 from drumline.scheduler.states import StateSlots
 from drumline.scheduler.storage.tier import StorageTier, storage_tier
 from drumline.scheduler.tables import BlockTables
 from drumline.scheduler.transfers import Transfers
+from drumline.scheduler.views import RowViews
+
+_OVER = (State.FINISHING, State.FINISHED, State.RETIRING)
+"""The states of requests that are over, and may hold something still."""
+
+_BLANK = (*_OVER, State.SUBMITTED, State.PREFETCHING, State.BOOTSTRAPPING)
+"""The states of requests that will not compute anything on what they have read."""
 
 
 class Scheduler:
@@ -70,6 +81,7 @@ class Scheduler:
         "_host",
         "_index",
         "_kv_events",
+        "_peers",
         "_pool",
         "_publication",
         "_requests",
@@ -128,6 +140,7 @@ class Scheduler:
         )
         matcher = Matcher(size, self._index, self._tables, self._host.index)
         self._storage = storage_tier(config, matcher, self._host)
+        self._peers = self._make_peers(matcher)
         self._admission = Admission(
             config,
             self._requests,
@@ -139,6 +152,7 @@ class Scheduler:
             self._publication,
             self._host,
             self._storage,
+            None if self._peers is None else self._peers.receiving,
         )
         self._decoding = Decoding(
             config,
@@ -168,10 +182,33 @@ class Scheduler:
             Results: self._commit,
             Finished: self._finish,
             Aborted: self._abort,
+            **dict.fromkeys(get_args(PeerEvent), self._transferred),
         }
         self._round = 0
         self._submitted = 0
         self._forwards_allowed = True
+
+    def _make_peers(self, matcher: Matcher) -> Peers | None:
+        config, requests, rows = self._config, self._requests, self._rows
+        if config.role is Role.PLAIN:
+            return None
+        views = RowViews(self._pool, self._tables, self._states, rows)
+        sending: Sending | None = None
+        receiving: Receiving | None = None
+        if config.role is Role.PREFILL:
+            sending = Sending(requests, rows, views)
+        else:
+            receiving = Receiving(
+                requests,
+                rows,
+                self._pool,
+                self._tables,
+                self._states,
+                matcher if config.prefix_caching else None,
+                views,
+                replayed=config.prefix_replay_tokens,
+            )
+        return Peers(config.role, requests, sending, receiving, self._bootstrapped, self._end)
 
     # -- requests -----------------------------------------------------------------
 
@@ -182,16 +219,15 @@ class Scheduler:
             reason = self.crowded(len(specs), sum(len(spec.tokens) for spec in specs))
         if reason is not None:
             return reason
+        config = self._config
+        granularity = config.prefix_granularity if config.prefix_caching else 0
+        state = State.SUBMITTED if config.role is Role.PLAIN else State.BOOTSTRAPPING
         for spec in specs:
             self._submitted += 1
-            request = Request(
-                spec,
-                self._submitted,
-                self._config.prefix_granularity if self._config.prefix_caching else 0,
-            )
+            request = Request(spec, self._submitted, granularity, state)
             self._requests.add(request)
             self._admission.add(request)
-            if self._storage is not None:
+            if self._storage is not None and state is State.SUBMITTED:
                 self._storage.prefetches.add(request)
         return None
 
@@ -236,18 +272,37 @@ class Scheduler:
     def _commit(self, results: Results) -> None:
         for request in self._commits.apply(results):
             self._end(request, Move.DRAINED)
+        if self._peers is not None:
+            self._peers.commit(results)
 
     def _finish(self, event: Finished) -> None:
         request = self._requests.get(event.rid)
-        if request is None or request.state in (State.FINISHING, State.FINISHED):
+        if request is None or request.state in _OVER:
             return
         owing = bool(request.row) and bool(self._rows.outstanding[request.row])
         self._end(request, Move.FINISH_LATER if owing else Move.FINISH)
 
     def _abort(self, event: Aborted) -> None:
         request = self._requests.get(event.rid)
-        if request is not None and request.state is not State.FINISHED:
-            self._end(request, Move.ABORT)
+        if request is not None and request.state not in (State.FINISHED, State.RETIRING):
+            self._stop(request)
+
+    def _stop(self, request: Request) -> None:
+        """End a request now; blocks that a peer may touch stay until it does not."""
+        touched = self._peers is not None and self._peers.touch(request)
+        self._end(request, Move.ABORT_LATER if touched else Move.ABORT)
+
+    def _transferred(self, event: PeerEvent) -> None:
+        if self._peers is None:
+            raise IllegalTransitionError(f"{event}: a plain engine has no peers")
+        arrived = self._peers.apply(event)
+        if arrived is not None:
+            self._decoding.add(arrived)
+
+    def _bootstrapped(self, request: Request) -> None:
+        self._admission.bring_back(request)
+        if self._storage is not None:
+            self._storage.prefetches.add(request)
 
     def _end(self, request: Request, move: Move) -> None:
         """End a request; what it holds is released unless results are outstanding."""
@@ -263,6 +318,8 @@ class Scheduler:
         self._admission.leave(request)
         if self._storage is not None:
             self._storage.prefetches.leave(request)
+        if self._peers is not None:
+            self._peers.leave(request)
         if request.state is State.FINISHED and request.row:
             self._tables.close(request.row)
             self._states.close(request.row)
@@ -285,6 +342,8 @@ class Scheduler:
             self._host.store(draft)
         if not self._forwards_allowed:
             return draft.done(None)
+        if self._peers is not None:
+            self._peers.plan(draft)
         self._retraction.force(draft)
         self._retraction.restore(draft)
         chunks, decodes = self._plan_forward(draft)
@@ -297,7 +356,10 @@ class Scheduler:
                 self._storage.prefetches.leave(chunk.request)
         if self._host.waiting:
             self._host.store(draft)
-        return draft.done(self._batch(chunks, decodes))
+        first_tokens: IntArray | None = None
+        if self._peers is not None and decodes is not None:
+            first_tokens = self._peers.first_tokens(decodes.rows)
+        return draft.done(batch_of(chunks, decodes, self._rows, first_tokens))
 
     def _ask_storage(self, storage: StorageTier, draft: Draft) -> None:
         """Plan storage operations, and who waits for them."""
@@ -312,6 +374,11 @@ class Scheduler:
     def _plan_forward(self, draft: Draft) -> tuple[list[Chunk], Decodes | None]:
         budget = self._config.max_scheduled_tokens
         decodes: Decodes | None = None
+        if self._config.role is Role.DECODE:
+            # Prompts cost the forward nothing; whoever decodes has the first choice of blocks.
+            if self._decoding.size:
+                decodes = self._decoding.plan(draft, budget)
+            return self._admission.plan(draft, budget), decodes
         if self._config.mixed_batch:
             if self._decoding.size:
                 decodes = self._decoding.plan(draft, budget)
@@ -338,61 +405,16 @@ class Scheduler:
         cached prefix goes, in both tiers.
         """
         failed, readers = self._host.take_failed()
-        done = (State.SUBMITTED, State.PREFETCHING, State.FINISHING, State.FINISHED)
         for request in self._requests.values():
             read = request.sequence in readers or not failed.isdisjoint(request.digests)
-            if request.state not in done and read:
+            if read and request.state not in _BLANK:
                 detail = "pages of its prompt could not be copied back from host memory"
                 draft.abort(request.rid, AbortReason.LOAD_FAILED, detail)
-                self._end(request, Move.ABORT)
+                self._stop(request)
         self._pool.disown()
         self._host.disown()
         if self._storage is not None:
             self._storage.distrust()
-
-    def _batch(self, chunks: list[Chunk], decodes: Decodes | None) -> Batch | None:
-        if not chunks:
-            if decodes is None:
-                return None
-            return Batch(
-                rows=decodes.rows,
-                generations=decodes.generations,
-                input_lengths=decodes.input_lengths,
-                prefix_lengths=_frozen(decodes.prefix_lengths),
-            )
-        rows = np.array([chunk.request.row for chunk in chunks], np.int32)
-        columns = [
-            rows,
-            self._rows.generation[rows],
-            np.array([chunk.tokens for chunk in chunks], np.int32),
-            np.array([chunk.start for chunk in chunks], np.int32),
-        ]
-        if decodes is not None:
-            tails = (
-                decodes.rows,
-                decodes.generations,
-                decodes.input_lengths,
-                decodes.prefix_lengths,
-            )
-            columns = [np.concatenate(pair) for pair in zip(columns, tails, strict=True)]
-        return Batch(
-            rows=_frozen(columns[0]),
-            generations=_frozen(columns[1]),
-            input_lengths=_frozen(columns[2]),
-            prefix_lengths=_frozen(columns[3]),
-            extends=len(chunks),
-            extend_ids=_frozen(
-                np.concatenate(
-                    [
-                        chunk.request.tokens[chunk.start : chunk.start + chunk.tokens]
-                        for chunk in chunks
-                    ]
-                )
-            ),
-            prompt_lengths=_frozen(
-                np.array([chunk.request.prompt_tokens for chunk in chunks], np.int32)
-            ),
-        )
 
     # -- what others may know -----------------------------------------------------
 
@@ -405,9 +427,15 @@ class Scheduler:
             + counts[State.RETRACTED]
             + counts[State.RESTORING],
             retracted=counts[State.RETRACTED] + counts[State.RESTORING],
-            prefilling=counts[State.PREFILLING] + counts[State.PREFILLED],
+            prefilling=counts[State.PREFILLING]
+            + counts[State.PREFILLED]
+            + counts[State.AWAITING_RESULT],
             decoding=counts[State.DECODING],
             finishing=counts[State.FINISHING],
+            bootstrapping=counts[State.BOOTSTRAPPING],
+            transferring=counts[State.RECEIVING]
+            + counts[State.HANDING_OVER]
+            + counts[State.RETIRING],
         )
 
     def knows(self, rid: str) -> bool:
@@ -504,9 +532,6 @@ class Scheduler:
         self._host.check(others)
         self._admission.check()
         self._decoding.check()
+        if self._peers is not None:
+            self._peers.check()
         self._requests.check()
-
-
-def _frozen(array: IntArray) -> IntArray:
-    array.flags.writeable = False
-    return array
