@@ -15,18 +15,20 @@ from drumline.contract.grammar import (
     Grammar,
     GrammarFailure,
     GrammarKey,
-    GrammarState,
 )
 from drumline.contract.ports import GrammarCompiler, Group
 from drumline.control.requests import CLIENT_ERROR, Admitted, Ending, Reason, Request
 from drumline.core.errors import InvariantError, PeerError
 
 
-class Waiter(Struct, frozen=True):
+class Waiter(Struct):
     """A request and the grammar it waits for."""
 
     admitted: Admitted
     key: GrammarKey
+    grammar: Grammar | None = None
+    """The compiled grammar, once this rank has it: it may be forgotten where it came from,
+    while another rank still compiles."""
 
 
 class Drained(Struct, frozen=True):
@@ -88,25 +90,20 @@ class Grammars:
         if not self._queue or self._compiler is None:
             return _NOBODY
         queue = [waiter for waiter in self._queue if lives(waiter.admitted.request)]
-        states = [self._compiler.state(waiter.key) for waiter in queue]
-        agreed = self._agree(states)
+        mine = [_looked_up(waiter, self._compiler) for waiter in queue]
         self._queue = []
         drained = Drained([], [])
-        for waiter, state, said in zip(queue, states, agreed, strict=True):
+        for waiter, said in zip(queue, self._agree(mine), strict=True):
             if isinstance(said, GrammarFailure):
                 drained.failed.append((waiter.admitted.request, _ending(waiter.key, said)))
-            elif not said or isinstance(state, Compiling | GrammarFailure):
-                self._queue.append(waiter)
+            elif said and waiter.grammar is not None:
+                drained.ready.append((waiter.admitted, waiter.grammar))
             else:
-                drained.ready.append((waiter.admitted, state))
+                self._queue.append(waiter)
         return drained
 
-    def _agree(self, states: list[GrammarState]) -> list[_Said]:
+    def _agree(self, mine: list[_Said]) -> list[_Said]:
         """Return what the replica makes of each grammar: its first failure, or if all have it."""
-        mine: list[_Said] = [
-            state if isinstance(state, GrammarFailure) else not isinstance(state, Compiling)
-            for state in states
-        ]
         if self._replica.size == 1:
             return mine
         agreed: list[_Said] = [True] * len(mine)
@@ -121,6 +118,19 @@ class Grammars:
                 )
             agreed = [_both(before, now) for before, now in zip(agreed, said, strict=True)]
         return agreed
+
+
+def _looked_up(waiter: Waiter, compiler: GrammarCompiler) -> _Said:
+    """Return what this rank says of a waiter's grammar, which stays with it once it is there."""
+    if waiter.grammar is not None:
+        return True
+    state = compiler.state(waiter.key)
+    if isinstance(state, GrammarFailure):
+        return state
+    if isinstance(state, Compiling):
+        return False
+    waiter.grammar = state
+    return True
 
 
 def _both(before: _Said, now: _Said) -> _Said:

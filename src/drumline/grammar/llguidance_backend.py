@@ -15,6 +15,7 @@ from drumline.contract.grammar import GrammarFaultError, GrammarKind
 from drumline.grammar.blanks import BlankRun, Blanks
 from drumline.grammar.bounds import RefusedGrammarError
 from drumline.grammar.prepare import Prepared
+from drumline.grammar.tags import lark_of
 from drumline.grammar.vocabulary import Vocabulary
 
 
@@ -163,7 +164,5 @@ def _written(prepared: Prepared) -> str:
             options = " | ".join(json.dumps(choice) for choice in json.loads(source))
             written = LLMatcher.grammar_from_lark(f"start: {options}")
         case GrammarKind.STRUCTURAL_TAG:
-            raise RefusedGrammarError(
-                "structural tags are not supported by llguidance; --grammar-backend xgrammar does"
-            )
+            written = LLMatcher.grammar_from_lark(lark_of(json.loads(source)))
     return written

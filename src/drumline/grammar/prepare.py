@@ -14,10 +14,14 @@ from drumline.grammar.bounds import (
     check_regex,
     check_size,
 )
-from drumline.grammar.schema import rewritten, rewritten_value
+from drumline.grammar.schema.writer import rewritten, rewritten_value
 
 ANY_OBJECT = "$$ANY$$"
 """What some senders write for a schema that any object fits."""
+
+
+_OF_IDS = ("token", "exclude_token", "any_tokens", "token_triggered_tags", "token_dispatch")
+"""Formats of structural tags that ask for ids."""
 
 
 class Prepared(Struct, frozen=True, tag="grammar"):
@@ -77,6 +81,11 @@ def _tagged(value: Any) -> Any:
         return [_tagged(part) for part in value]
     if not isinstance(value, dict):
         return value
+    if value.get("type") in _OF_IDS:
+        raise RefusedGrammarError(
+            f"the format {value['type']} of a structural tag is not supported: tags are text, "
+            "not ids, which may mark structure"
+        )
     written = {}
     for name, part in value.items():
         if name in {"json_schema", "schema"} and isinstance(part, dict | bool | str):

@@ -17,8 +17,8 @@ from drumline.grammar.bounds import RefusedGrammarError
 from drumline.grammar.prepare import Prepared
 from drumline.grammar.vocabulary import Vocabulary
 
-_PLACE = re.compile(r"^\[[^\]]*\] \S+\.(?:cc|h):\d+: ")
-"""What the library puts before a message: the time, and a place in its source."""
+_PLACE = re.compile(r"^\[[^\]]*\] \S+\.(?:cc|h):\d+: (?:Check failed: \(.*?\) is false: )?")
+"""What the library puts before a message: the time, a place in its source, what it checked."""
 _CONTROL = re.compile(rb"[\x00-\x09\x0b\x0c\x0e-\x1f]")
 
 

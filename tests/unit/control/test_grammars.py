@@ -1,7 +1,7 @@
 """Requests that wait for grammars, in whole rounds on the fake plane."""
 
-import numpy as np
 import pytest
+from tests.fakes.grammars import EOS, Line
 
 from drumline.collective.in_process import run_ranks
 from drumline.contract.grammar import Compiling, GrammarFailure, GrammarKey, GrammarKind
@@ -14,43 +14,6 @@ from drumline.scheduler.events import RequestSpec
 PROMPT = list(range(1, 14))
 KEY = GrammarKey(GrammarKind.REGEX, "abc")
 IDS = (7, 300, 9)
-EOS = 0
-
-
-class Sequence:
-    """A grammar of one answer: some ids, then eos."""
-
-    def __init__(self, ids=IDS):
-        self.ids = (*ids, EOS)
-
-    def matcher(self):
-        return Follower(self.ids)
-
-
-class Follower:
-    stop_ids = (EOS,)
-
-    def __init__(self, ids):
-        self.ids = ids
-        self.at = 0
-
-    @property
-    def terminated(self):
-        return self.at == len(self.ids)
-
-    def fill(self, masks, row):
-        assert not self.terminated
-        masks[row] = 0
-        token = self.ids[self.at]
-        masks[row, token // 32] = np.int32(1) << (token % 32)
-
-    def accept(self, token):
-        fits = token == self.ids[self.at]
-        self.at += fits
-        return fits
-
-    def rollback(self, tokens):
-        self.at -= tokens
 
 
 class Compiler:
@@ -87,7 +50,7 @@ def test_a_request_waits_for_its_grammar_and_others_do_not(sim, compiler):
     sim.run(20)
     assert sim.answer("free").finished == "length"
     assert "held" in sim.frontend.live
-    compiler.states[KEY] = Sequence()
+    compiler.states[KEY] = Line(IDS)
     sim.run_until_idle()
     told = sim.answer("held")
     assert told.ids == [*IDS, EOS]
@@ -95,7 +58,7 @@ def test_a_request_waits_for_its_grammar_and_others_do_not(sim, compiler):
 
 
 def test_a_grammar_that_is_ready_holds_nobody_up(sim, compiler):
-    compiler.states[KEY] = Sequence()
+    compiler.states[KEY] = Line(IDS)
     sim.submit("a", PROMPT, grammar=KEY)
     sim.submit("b", list(range(1, 60)), grammar=KEY)
     sim.run_until_idle()
@@ -104,7 +67,7 @@ def test_a_grammar_that_is_ready_holds_nobody_up(sim, compiler):
 
 
 def test_an_answer_may_be_cut_short_by_its_length(sim, compiler):
-    compiler.states[KEY] = Sequence()
+    compiler.states[KEY] = Line(IDS)
     sim.submit("a", PROMPT, grammar=KEY, max_new_tokens=2)
     sim.run_until_idle()
     assert (sim.answer("a").finished, sim.answer("a").ids) == ("length", list(IDS[:2]))
@@ -130,7 +93,7 @@ def test_an_abort_ends_a_request_that_waits(sim, compiler):
     sim.abort("a")
     sim.run(2)
     assert sim.answer("a").finished == "abort"
-    compiler.states[KEY] = Sequence()
+    compiler.states[KEY] = Line(IDS)
     sim.run_until_idle()
 
 
@@ -149,7 +112,7 @@ def test_a_request_whose_grammar_is_ready_is_withheld_while_the_engine_is_paused
     sim.call(1, "pause_scheduler", "keep")
     sim.submit("a", PROMPT, grammar=KEY)
     sim.run(2)
-    compiler.states[KEY] = Sequence()
+    compiler.states[KEY] = Line(IDS)
     sim.run(3)
     assert "a" in sim.frontend.live
     sim.call(2, "resume_scheduler")
@@ -184,7 +147,7 @@ def test_ranks_let_a_request_go_on_in_the_round_in_which_all_have_its_grammar(se
         assert queue.hold([waiting("a")]) == []
         for round_ in range(5):
             if round_ == mesh.index + 1:
-                compiler.states[KEY] = Sequence()
+                compiler.states[KEY] = Line(IDS)
             drained = queue.drain(lambda _request: True)
             assert not drained.failed
             if drained.ready:
@@ -192,6 +155,20 @@ def test_ranks_let_a_request_go_on_in_the_round_in_which_all_have_its_grammar(se
         return None
 
     assert run_ranks(3, run, seed) == [3, 3, 3]
+
+
+def test_a_grammar_that_one_rank_forgot_meanwhile_is_still_there_for_who_waited():
+    def run(mesh):
+        compiler = Compiler()
+        queue = Grammars(compiler, mesh.group(range(2)))
+        queue.hold([waiting("a")])
+        if mesh.index == 0:
+            compiler.states[KEY] = Line(IDS)
+        assert not queue.drain(lambda _request: True).ready
+        compiler.states = {} if mesh.index == 0 else {KEY: Line(IDS)}
+        return len(queue.drain(lambda _request: True).ready)
+
+    assert run_ranks(2, run) == [1, 1]
 
 
 def test_a_grammar_that_fails_on_one_rank_fails_on_all_with_the_first_members_reason():

@@ -172,4 +172,5 @@ def test_a_grammar_that_leaves_nothing_is_a_fault_and_no_other_row_is_touched():
     sampler = sampler_of([Choosing(0), Counting(4)])
     sampled = sample(sampler, [1, 2])
     assert sampled.faults == (0,)
+    assert not sampled.bad.any()
     assert sampled.tokens.tolist()[1] == 4

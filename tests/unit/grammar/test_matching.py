@@ -66,13 +66,38 @@ def test_structural_tags_hold_what_is_within_them(library):
         "structures": [{"begin": "<f>", "schema": PERSON, "end": "</f>"}],
         "triggers": ["<f"],
     }
-    if library.name == "llguidance":
-        with pytest.raises(RefusedGrammarError, match="--grammar-backend xgrammar"):
-            compiled(library, "structural_tag", json.dumps(tag))
-        return
     grammar = compiled(library, "structural_tag", json.dumps(tag))
     assert library.accepts(grammar, 'so <f>{"name":"A","age":1}</f> it is')
     assert not library.accepts(grammar, 'so <f>{"name":"A"}</f>')
+
+
+@pytest.mark.parametrize(
+    ("format_", "right", "wrong"),
+    [
+        ({"type": "or", "elements": [{"type": "const_string", "value": "no"},
+          {"type": "optional", "content": {"type": "json_schema", "json_schema": {"enum": [1]}}}]},
+         ["no", "1"], ["2", "no1"]),
+        ({"type": "sequence", "elements": [{"type": "plus", "content": {"type": "const_string",
+          "value": "a"}}, {"type": "star", "content": {"type": "const_string", "value": "b"}}]},
+         ["a", "aabb"], ["b", "aba"]),
+        ({"type": "triggered_tags", "triggers": ["<t"], "at_least_one": True, "tags": [
+          {"type": "tag", "begin": "<t>", "end": "</t>", "content": {"type": "const_string",
+          "value": "x"}}]},
+         ["<t>x</t>", "<t>x</t> so"], ["so", "<t>y</t>"]),
+    ],
+)  # fmt: skip
+def test_formats_of_structural_tags_hold(library, format_, right, wrong):
+    grammar = compiled(library, "structural_tag", json.dumps({"format": format_}))
+    for text in right:
+        assert library.accepts(grammar, text, masked=False), text
+    for text in wrong:
+        assert not library.accepts(grammar, text, masked=False), text
+
+
+def test_a_format_that_a_library_does_not_know_is_refused_by_its_name(library):
+    for name in ("token", "any_tokens", "token_dispatch", "nonsense"):
+        said = refusal(library, "structural_tag", json.dumps({"format": {"type": name}}))
+        assert name in said
 
 
 @pytest.mark.parametrize("kind", ["regex", "ebnf", "structural_tag", "choice", "json_schema"])

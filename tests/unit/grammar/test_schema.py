@@ -30,7 +30,9 @@ def written(schema):
 @pytest.mark.parametrize(
     ("schema", "said"),
     [
-        ({"not": {}}, "at #: the keyword not is not supported"),
+        ({"not": {"minimum": 3}}, "at #: the keyword not is not supported"),
+        ({"not": {}}, "permits nothing"),
+        ({"if": {"minimum": 3}, "then": False}, "at #: the keyword if is not supported"),
         ({"type": "object", "properties": {"a": {"uniqueItems": True}}},
          "at #/properties/a: the keyword uniqueItems is not supported"),
         ({"type": "numbr"}, "type is 'numbr'"),
@@ -41,14 +43,25 @@ def written(schema):
         ({"type": "string", "pattern": r"a\nb"}, "outside of a character class"),
         ({"type": "string", "pattern": "(?=a)b"}, "lookahead"),
         ({"type": "string", "pattern": r"(a)\1"}, "refers back"),
-        ({"allOf": [{"type": "string"}, {"maxLength": 3}]}, "allOf of several schemas"),
-        ({"anyOf": [{"type": "string"}], "maxLength": 3}, "anyOf beside maxLength"),
+        ({"allOf": [{"pattern": "a"}, {"pattern": "b"}]}, "pattern in several schemas"),
+        ({"allOf": [{"type": "string"}, {"type": "null"}]}, "no type is in every schema"),
+        ({"anyOf": [{"const": n} for n in range(9)], "allOf": [{"anyOf": [{"const": n} for n in
+          range(9)]}]}, "more than 64 alternatives"),
+        ({"$ref": "#", "maxLength": 3}, "beside other keywords leads back to itself"),
+        ({"oneOf": [{"minimum": 2}, {"maxLength": 3}]}, "oneOf is supported only"),
+        ({"type": "object", "minProperties": 2}, "names that are not declared"),
+        ({"type": "number", "multipleOf": 0.01}, "multipleOf 0.01 is not supported"),
+        ({"type": "integer", "multipleOf": 7, "minimum": 1, "maximum": 6}, "no multiple of 7"),
+        ({"contains": {}, "maxContains": 2}, "the keyword maxContains"),
+        ({"patternProperties": {"a": {}, "b": {}}}, "several patterns"),
+        ({"enum": [2**60]}, "beyond 2^53"),
+        ({"enum": ["a"], "pattern": "a"}, "enum beside pattern"),
         ({"$ref": "https://example.org/a.json"}, "only references into the schema"),
         ({"$ref": "#/$defs/none"}, "there is no such schema"),
         ({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}, "leads back to itself"),
         ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "oneOf is supported only"),
         ({"enum": []}, "enum is a list of at least one"),
-        ({"type": "string", "enum": [1]}, "no value of enum is of the type"),
+        ({"type": "string", "enum": [1]}, "no value of enum fits what stands beside"),
         ({"type": "integer", "minimum": 3, "maximum": 2}, "is above"),
         ({"type": "array", "minItems": 3, "maxItems": 2}, "minItems 3 is above maxItems 2"),
         ({"type": "object", "required": ["a"], "additionalProperties": False},
@@ -93,6 +106,71 @@ def test_a_recursive_schema_keeps_its_recursion():
     assert done["$defs"][name]["type"] == "object"
 
 
+@pytest.mark.parametrize(
+    ("schema", "becomes"),
+    [
+        ({"allOf": [{"type": ["number", "null"]}, {"type": "integer", "minimum": 2}],
+          "maximum": 4},
+         {"type": "integer", "minimum": 2, "maximum": 4}),
+        ({"type": "string", "anyOf": [{"maxLength": 2}, {"const": "long"}, False]},
+         {"anyOf": [{"type": "string", "maxLength": 2}, {"enum": ["long"]}]}),
+        ({"not": {"type": ["object", "array", "integer"]}, "maximum": 3},
+         {"anyOf": [{"type": "string"}, {"type": "boolean"}, {"type": "null"}]}),
+        ({"type": "array", "contains": {"const": 1}, "items": {"type": "integer"}},
+         {"type": "array", "prefixItems": [{"enum": [1]}], "items": {"type": "integer"},
+          "minItems": 1}),
+        ({"type": "integer", "multipleOf": 3, "minimum": 2, "exclusiveMaximum": 9},
+         {"enum": [3, 6]}),
+        ({"propertyNames": {"pattern": "^x$"}, "additionalProperties": {"type": "null"}},
+         {"type": "object", "additionalProperties": False,
+          "patternProperties": {"^x$": {"type": "null"}}}),
+        ({"properties": {"a": {"type": "null"}}, "required": ["b"]},
+         {"type": "object", "properties": {"a": {"type": "null"}, "b": {}}, "required": ["b"],
+          "additionalProperties": False}),
+        ({"then": {"minimum": 3}, "type": "null"}, {"type": "null"}),
+        ({"const": 1.5}, {"enum": [1.5]}),
+    ],
+)  # fmt: skip
+def test_keywords_that_hold_at_once_become_one_schema(schema, becomes):
+    assert written(schema) == becomes
+
+
+def test_a_property_is_held_to_what_another_schema_says_of_names_it_does_not_know():
+    schema = {
+        "allOf": [
+            {"properties": {"a": {"type": "integer"}}, "required": ["a"]},
+            {"properties": {"b": {"type": "null"}}, "additionalProperties": {"maximum": 3}},
+        ]
+    }
+    done = written(schema)
+    assert done["properties"]["a"] == {"type": "integer", "maximum": 3}
+    assert done["properties"]["b"] == {"type": "null"}
+    schema["allOf"][1]["additionalProperties"] = False
+    assert "permits nothing" in refusal(schema)
+
+
+def test_what_is_not_looked_at_by_any_part_is_closed_where_that_is_asked():
+    schema = {
+        "allOf": [{"properties": {"a": {"type": "null"}}}],
+        "anyOf": [{"properties": {"b": {"type": "null"}}}, {"required": ["c"]}],
+        "unevaluatedProperties": False,
+    }
+    first = written({**schema, "anyOf": schema["anyOf"][:1]})
+    assert sorted(first["properties"]) == ["a", "b"]
+    assert first["additionalProperties"] is False
+    assert written(schema) == first
+
+
+def test_a_property_brings_along_what_depends_on_it():
+    schema = {
+        "properties": {"card": {"type": "integer"}, "name": {"type": "string"}},
+        "dependentRequired": {"card": ["name"]},
+    }
+    without, there = written(schema)["anyOf"]
+    assert sorted(without["properties"]) == ["name"]
+    assert there["required"] == ["card", "name"]
+
+
 def cases():
     for draft in ("draft7", "draft2020-12"):
         for path in sorted((SUITE / draft).rglob("*.json")):
@@ -124,6 +202,6 @@ def test_every_schema_of_the_public_suite_is_refused_or_matches_valid_values_onl
             elif found and (library.name, test["description"]) not in KNOWN:
                 wrong.append(f"{where}: {test['description']}: {test['data']!r}")
     assert wrong == []
-    assert refused < 500
+    assert refused < 260
     # What is missing is of other types than the keywords name, or more than is listed.
     assert matched > 0.5 * valid

@@ -49,7 +49,9 @@ _NOT_FINITE = Ending(
     code=NUMERICAL_ERROR,
 )
 _GRAMMAR_FAULT = Ending(
-    Reason.ABORT, "the grammar met a limit of its library and could not go on", ENGINE_ERROR
+    Reason.ABORT,
+    "the grammar could not go on: it met a limit of its library, or no token fits",
+    ENGINE_ERROR,
 )
 _AT_LENGTH = Ending(Reason.LENGTH)
 

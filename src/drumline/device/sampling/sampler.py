@@ -152,6 +152,8 @@ class Sampler:
         if matchers:
             handful, faults = mask(logits, held, matchers)
             tokens, bad = _drawn(logits, settings, handful)
+            # Nothing that fits is no fault of the numbers.
+            bad[faults] = False
             faults += advance(tokens, bad, held, matchers)
         else:
             tokens, bad = draw(logits, settings)

@@ -1,0 +1,130 @@
+"""Grammars that make an answer call tools: from the tools and a choice to what an engine compiles.
+
+It knows how models write their calls, as far as that is one text around JSON; reading the
+calls out of an answer is the frontend's business, and so is telling the model of its tools.
+"""
+
+import json
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Any
+
+from msgspec import Struct
+
+from drumline.contract.grammar import GrammarKey, GrammarKind
+from drumline.core.errors import RequestError
+
+
+class CallFormat(StrEnum):
+    """How a model writes its calls."""
+
+    HERMES = "hermes"
+    """`<tool_call>{"name": …, "arguments": …}</tool_call>`, one below the other; Qwen's, too."""
+    LLAMA_JSON = "llama3_json"
+    """`{"name": …, "parameters": …}`, and nothing else; one call."""
+    JSON = "json"
+    """`[{"name": …, "arguments": …}]`, and nothing else."""
+
+
+class Tool(Struct, frozen=True):
+    """A function that an answer may call."""
+
+    name: str
+    parameters: dict[str, Any] | None = None
+    """The JSON schema of its arguments; None for one that takes none."""
+
+
+class Forced(StrEnum):
+    """What an answer must do, where no tool is named."""
+
+    REQUIRED = "required"
+    """It calls at least one tool, and says nothing else."""
+    AUTO = "auto"
+    """It says what it likes; a call that it makes is held to its tool's schema."""
+
+
+def call_grammar(
+    tools: Sequence[Tool],
+    choice: Forced | str,
+    format_: CallFormat,
+    *,
+    parallel: bool = True,
+) -> GrammarKey:
+    """Return the grammar of an answer that calls `tools`; `choice` may be the name of one.
+
+    Without `parallel` it calls one tool at most. Raises RequestError 400 for a tool that there
+    is not, and for `auto` where calls cannot be told from other text. A schema that cannot be
+    honoured is refused by the engine that compiles the grammar.
+    """
+    if not isinstance(choice, Forced):
+        tools = [tool for tool in tools if tool.name == choice]
+        if not tools:
+            raise RequestError(
+                400, f"tool_choice names {choice!r}, which is none of tools", param="tool_choice"
+            )
+    if not tools:
+        raise RequestError(400, "tools is empty; a call needs at least one", param="tools")
+    if choice is Forced.AUTO:
+        written = _perhaps(tools, format_, parallel=parallel)
+    else:
+        written = _certainly(tools, format_, parallel=parallel)
+    return GrammarKey(GrammarKind.STRUCTURAL_TAG, json.dumps({"format": written}))
+
+
+def _certainly(tools: Sequence[Tool], format_: CallFormat, *, parallel: bool) -> dict[str, object]:
+    # A named tool is called once, as OpenAI's API has it.
+    once = not parallel or len(tools) == 1
+    match format_:
+        case CallFormat.HERMES:
+            return _calls([_hermes(tool) for tool in tools], "\n", once=once)
+        case CallFormat.LLAMA_JSON:
+            return _calls([_call(tool, "parameters") for tool in tools], "", once=True)
+        case CallFormat.JSON:
+            calls = _calls([_call(tool, "arguments") for tool in tools], ", ", once=once)
+            return {"type": "sequence", "elements": [_text("["), calls, _text("]")]}
+
+
+def _perhaps(tools: Sequence[Tool], format_: CallFormat, *, parallel: bool) -> dict[str, object]:
+    if format_ is not CallFormat.HERMES:
+        raise RequestError(
+            400,
+            f"tool_choice 'auto' cannot be held to a grammar in the format {format_.value}, in "
+            "which nothing tells a call from other text; 'required' can",
+            param="tool_choice",
+        )
+    return {
+        "type": "triggered_tags",
+        "triggers": ["<tool_call>"],
+        "tags": [_hermes(tool) for tool in tools],
+        "stop_after_first": not parallel,
+    }
+
+
+def _calls(tags: list[dict[str, object]], separator: str, *, once: bool) -> dict[str, object]:
+    return {
+        "type": "tags_with_separator",
+        "tags": tags,
+        "separator": separator,
+        "at_least_one": True,
+        "stop_after_first": once,
+    }
+
+
+def _hermes(tool: Tool) -> dict[str, object]:
+    return _call(tool, "arguments", "<tool_call>\n", "\n</tool_call>")
+
+
+def _call(tool: Tool, member: str, before: str = "", after: str = "") -> dict[str, object]:
+    begin = f'{before}{{"name": {json.dumps(tool.name)}, "{member}": '
+    none: dict[str, Any] = {"type": "object", "additionalProperties": False}
+    schema = none if tool.parameters is None else tool.parameters
+    return {
+        "type": "tag",
+        "begin": begin,
+        "content": {"type": "json_schema", "json_schema": schema},
+        "end": f"}}{after}",
+    }
+
+
+def _text(value: str) -> dict[str, object]:
+    return {"type": "const_string", "value": value}

@@ -1,0 +1,104 @@
+"""Calls of tools that an answer is made to make: what is drawn parses, and its arguments fit."""
+
+import json
+import re
+
+import jsonschema
+import numpy as np
+import pytest
+
+from drumline.client.tool_calls import CallFormat, Forced, Tool, call_grammar
+from drumline.core.errors import RequestError
+from drumline.grammar.prepare import prepared
+
+from .conftest import EOS
+from .walks import Walker
+
+WEATHER = Tool(
+    "get_weather",
+    {
+        "type": "object",
+        "properties": {
+            "city": {"type": "string", "maxLength": 10},
+            "days": {"type": "integer", "minimum": 1, "maximum": 14},
+            "where": {"$ref": "#/$defs/place"},
+        },
+        "required": ["city"],
+        "$defs": {"place": {"enum": ["north", "south"]}},
+    },
+)
+STOP = Tool("stop")
+TOOLS = [WEATHER, STOP]
+SCHEMAS = {tool.name: tool.parameters or {"type": "object", "maxProperties": 0} for tool in TOOLS}
+
+
+def read_hermes(text):
+    calls = re.findall(r"<tool_call>\n(.*?)\n</tool_call>", text, re.DOTALL)
+    assert "\n".join(f"<tool_call>\n{call}\n</tool_call>" for call in calls) == text
+    return [json.loads(call) for call in calls]
+
+
+READ = {
+    CallFormat.HERMES: (read_hermes, "arguments"),
+    CallFormat.LLAMA_JSON: (lambda text: [json.loads(text)], "parameters"),
+    CallFormat.JSON: (json.loads, "arguments"),
+}
+
+
+def texts(library, key, count=12):
+    grammar = library.backend.compile(prepared(key))
+    walker = Walker(library.vocabulary, EOS)
+    found = [walker.walk(grammar, np.random.default_rng(seed)) for seed in range(count)]
+    ended = [text.decode() for text, done in found if done]
+    assert len(ended) >= 0.9 * count
+    return ended
+
+
+@pytest.mark.parametrize("format_", list(CallFormat))
+@pytest.mark.parametrize("choice", [Forced.REQUIRED, "get_weather", "stop"])
+def test_a_forced_call_parses_and_its_arguments_fit(library, format_, choice):
+    read, member = READ[format_]
+    called, most = set(), 0
+    for text in texts(library, call_grammar(TOOLS, choice, format_)):
+        calls = read(text)
+        most = max(most, len(calls))
+        assert calls
+        for call in calls:
+            assert call.keys() == {"name", member}
+            jsonschema.validate(call[member], SCHEMAS[call["name"]])
+            called.add(call["name"])
+    if choice is Forced.REQUIRED:
+        assert called == set(SCHEMAS)
+    else:
+        assert (called, most) == ({choice}, 1)
+
+
+@pytest.mark.parametrize("format_", [CallFormat.HERMES, CallFormat.JSON])
+def test_calls_are_several_only_where_that_is_asked(library, format_):
+    read, _ = READ[format_]
+    key = call_grammar(TOOLS, Forced.REQUIRED, format_, parallel=False)
+    assert {len(read(text)) for text in texts(library, key)} == {1}
+    grammar = library.backend.compile(prepared(call_grammar(TOOLS, Forced.REQUIRED, format_)))
+    both = {
+        CallFormat.HERMES: '<tool_call>\n{"name": "stop", "arguments": {}}\n</tool_call>\n' * 2,
+        CallFormat.JSON: '[{"name": "stop", "arguments": {}}, {"name": "stop", "arguments": {}}]',
+    }[format_]
+    assert library.accepts(grammar, both.strip())
+
+
+def test_text_is_free_until_a_call_begins_which_is_held_to_its_schema(library):
+    key = call_grammar(TOOLS, Forced.AUTO, CallFormat.HERMES)
+    grammar = library.backend.compile(prepared(key))
+    call = '<tool_call>\n{"name": "get_weather", "arguments": %s}\n</tool_call>'
+    assert library.accepts(grammar, "No tool knows that.", masked=False)
+    assert library.accepts(grammar, "Let me see. " + call % '{"city":"Oslo"}', masked=False)
+    assert not library.accepts(grammar, "Let me see. " + call % '{"town":"Oslo"}', masked=False)
+
+
+def test_what_cannot_be_asked_is_refused_by_its_name():
+    with pytest.raises(RequestError, match="names 'fly', which is none of tools"):
+        call_grammar(TOOLS, "fly", CallFormat.HERMES)
+    with pytest.raises(RequestError, match="tools is empty"):
+        call_grammar([], Forced.REQUIRED, CallFormat.HERMES)
+    with pytest.raises(RequestError, match="'auto' cannot be held"):
+        call_grammar(TOOLS, Forced.AUTO, CallFormat.JSON)
