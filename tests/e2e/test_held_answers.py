@@ -1,9 +1,12 @@
 """Answers that are held to grammars, by a running server."""
 
+import asyncio
 import json
 import re
+import time
 from concurrent.futures import ThreadPoolExecutor
 
+import httpx
 import jsonschema
 import openai
 import psutil
@@ -76,7 +79,7 @@ def test_an_answer_that_ignores_eos_still_ends_with_its_grammar(client):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"response_format": schema({"not": {}})}, "the keyword not is not supported"),
+        ({"response_format": schema({"not": {"minimum": 3}})}, "the keyword not is not supported"),
         ({"extra_body": {"guided_regex": "(a"}}, "regex grammar cannot be used"),
         ({"response_format": schema({}), "extra_body": {"guided_regex": "a"}}, "set together"),
     ],
@@ -84,3 +87,71 @@ def test_an_answer_that_ignores_eos_still_ends_with_its_grammar(client):
 def test_a_grammar_that_never_compiles_is_the_clients_fault_by_name(client, options, said):
     with pytest.raises(openai.BadRequestError, match=re.escape(said)):
         ask(client, **options)
+
+
+SMALL = {
+    "type": "object",
+    "properties": {
+        "age": {"type": "integer", "minimum": 1, "maximum": 99},
+        "plays": {"enum": ["drums", "bass"]},
+    },
+    "required": ["age", "plays"],
+}
+PHONE = "[0-9]{3}-[a-z]{2}"
+
+
+async def many(url: str, count: int) -> None:
+    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+
+        async def answered(seed: int, **options) -> str:
+            reply = await client.chat.completions.create(
+                model=MODEL, messages=ASK, seed=seed, temperature=1, timeout=240, **options
+            )
+            return reply.choices[0].message.content
+
+        async def json_(seed: int) -> None:
+            text = await answered(seed, response_format=schema(SMALL), max_tokens=120)
+            jsonschema.validate(json.loads(text), SMALL)
+
+        async def phone(seed: int) -> None:
+            text = await answered(seed, extra_body={"guided_regex": PHONE})
+            assert re.fullmatch(PHONE, text), text
+
+        async def free(seed: int) -> None:
+            assert await answered(seed, max_tokens=12)
+
+        async def left(seed: int) -> None:
+            held = {"response_format": {"type": "json_object"}} if seed % 8 < 4 else {}
+            stream = await client.chat.completions.create(
+                model=MODEL, messages=ASK, seed=seed, stream=True, max_tokens=400,
+                timeout=240, **held,
+            )  # fmt: skip
+            async for _ in stream:
+                break
+            await stream.close()
+
+        kinds = (json_, phone, free, left)
+        await asyncio.gather(*(kinds[seed % 4](seed) for seed in range(count)))
+
+
+def test_held_answers_are_right_among_many_free_and_aborted_ones_and_every_page_comes_back(
+    server, http: httpx.Client
+):
+    asyncio.run(many(server.url, 64))
+
+    def pages() -> list[dict]:
+        view = http.get("/debug/kv").json()
+        assert view["conserved"]
+        return [pool for rank in view["ranks"] for pool in rank["pools"].values()]
+
+    wait_until(lambda: not any(pool["active"] for pool in pages()), pages)
+    # Nobody who left has left a compile behind.
+    tree = psutil.Process(server.process.pid).children(recursive=True)
+    assert len([child for child in tree if "drumline.grammar.worker" in child.cmdline()]) <= 1
+
+
+def wait_until(holds, shown, limit_s: float = 60) -> None:
+    deadline = time.monotonic() + limit_s
+    while not holds():
+        assert time.monotonic() < deadline, shown()
+        time.sleep(0.1)

@@ -1,5 +1,7 @@
 """Rows that are held to grammars draw what their matchers allow, and no other row is touched."""
 
+import gc
+
 import numpy as np
 import torch
 
@@ -174,3 +176,20 @@ def test_a_grammar_that_leaves_nothing_is_a_fault_and_no_other_row_is_touched():
     assert sampled.faults == (0,)
     assert not sampled.bad.any()
     assert sampled.tokens.tolist()[1] == 4
+
+
+def test_no_matcher_outlives_the_request_that_it_was_made_for():
+    class Makes(Counting):
+        def matcher(self):
+            return Counting(self.at)
+
+    def alive():
+        gc.collect()
+        return sum(type(each) is Counting for each in gc.get_objects())
+
+    before = alive()
+    sampler = sampler_of([Makes(3), Makes(4)])
+    sample(sampler, [1, 2])
+    assert alive() == before + 2
+    sampler.release(["r1", "r2", "r3"])
+    assert alive() == before

@@ -107,7 +107,11 @@ class Sampler:
         """Forget ended requests; unknown ones are ignored."""
         for rid in rids:
             resident = self._residents.pop(rid, None)
-            if resident is not None and resident.slot is not None:
+            if resident is None:
+                continue
+            # Its row still leads to it, until another request is bound there.
+            resident.matcher = None
+            if resident.slot is not None:
                 self._histories.give_back(resident.slot)
 
     def bind(self, row: int, rid: str) -> None:
