@@ -19,7 +19,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from drumline.contract.plan import Batch, Bound, PageCopies, Plan, TablePatch
+from drumline.contract.cache import BlockMoves
+from drumline.contract.plan import Batch, Bound, Plan, TablePatch
 from drumline.contract.ports import Dispatch
 from drumline.contract.request import Admission, Sampling
 from drumline.core.config import CacheConfig, Config, Dtype, ModelConfig, ScheduleConfig
@@ -64,7 +65,7 @@ class Feeder:
         """Give rows 2 … `batch` copies of row 1's blocks: a prefill would take minutes."""
         first = self._blocks(1)
         for row in range(2, batch + 1):
-            copies = (PageCopies(0, first, self._blocks(row)),)
+            copies = (BlockMoves(0, first, self._blocks(row)),)
             self._plane.execute(self._joined(row, copies=copies), Dispatch())
         self.rows = np.arange(1, batch + 1, dtype=np.int32)
 

@@ -11,32 +11,11 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from tests.e2e.whole_rank import ROUNDS, SAMPLINGS, Rank, answers, check_fed_once, prompts, same
 
-from drumline.collective.solo import SoloGroup
-from drumline.contract.messages import AbortAsked, Submitted
-from drumline.contract.request import GenerateRequest, Sampling
-from drumline.control.event_loop import EventLoop, Ranks
-from drumline.control.ingress import Limits
-from drumline.core.config import (
-    CacheConfig,
-    Config,
-    Dtype,
-    ModelConfig,
-    ScheduleConfig,
-    WritePolicy,
-)
-from drumline.core.hashing import page_digests
-from drumline.device.build import build
-from drumline.device.data_plane import QueuedDataPlane
-from drumline.device.forward_thread import ForwardThread
-from drumline.replay.clock import ManualClock
-from drumline.replay.frontend import ScriptedFrontend
-from drumline.scheduler.config import SchedulerConfig
-from drumline.scheduler.scheduler import Scheduler
-
-CONTEXT = 160
-PROMPT = 60
-ROUNDS = 20_000
+from drumline.contract.messages import AbortAsked
+from drumline.contract.request import Sampling
+from drumline.core.config import WritePolicy
 
 
 @pytest.fixture(scope="module")
@@ -58,84 +37,6 @@ def tiny(tmp_path_factory):
     return str(directory)
 
 
-class Rank:
-    """An engine of one rank without a wire, run by hand."""
-
-    def __init__(self, model, dtype=Dtype.FLOAT32, *, pages, seqs=16, context=CONTEXT, **cache):
-        config = Config(
-            model=ModelConfig(model=model, dtype=dtype, max_model_len=context),
-            cache=CacheConfig(max_total_tokens=16 * pages, **cache),
-            schedule=ScheduleConfig(max_num_seqs=seqs, chunked_prefill_size=256),
-        )
-        thread = ForwardThread()
-        built = build(config, thread)
-        self.specs = built.specs
-        self.scheduler = Scheduler(SchedulerConfig.of(built.specs, config))
-        self.plane = QueuedDataPlane(built.handle, thread)
-        self.fed = 0
-        self.clock = ManualClock()
-        self.frontend = ScriptedFrontend(self.clock)
-        self.loop = EventLoop(
-            scheduler=self.scheduler,
-            data_plane=self,
-            frontend=self.frontend,
-            clock=self.clock,
-            ranks=Ranks(SoloGroup(), SoloGroup()),
-            limits=Limits.of(built.specs, self.scheduler.max_request_tokens),
-            specs=built.specs,
-            in_flight_depth=config.schedule.in_flight_depth,
-        )
-
-    def __getattr__(self, name):
-        return getattr(self.plane, name)
-
-    def execute(self, plan, dispatch):
-        self.fed += plan.batch.tokens if plan.batch else 0
-        return self.plane.execute(plan, dispatch)
-
-    def ask(self, rid, prompt, sampling, max_new_tokens=None):
-        ids = np.array(prompt, np.int32)
-        self.frontend.push(
-            Submitted(
-                GenerateRequest(
-                    rid=rid,
-                    input_ids=ids,
-                    sampling=sampling,
-                    max_new_tokens=max_new_tokens,
-                    ignore_eos=True,
-                    return_logprob=True,
-                    page_digests=page_digests(ids, self.specs.prefix_granularity),
-                )
-            )
-        )
-
-    def run(self, rounds):
-        for _ in range(rounds):
-            self.loop.round(False)
-
-    def run_until_idle(self):
-        for _ in range(ROUNDS):
-            self.loop.round(False)
-            if self.loop.idle and not self.frontend.queued:
-                self.loop.check()
-                return
-        raise AssertionError(self.loop.story())
-
-    @property
-    def counters(self):
-        return self.loop._cache_ops.counters
-
-    def check_drained(self):
-        assert not self.frontend.live
-        assert self.scheduler.active_pages() == 0
-        retraction = self.scheduler._retraction
-        assert len(retraction) == 0
-        assert retraction._snapshots.empty == self.specs.num_snapshot_pages - 1
-
-    def close(self):
-        self.plane.shutdown()
-
-
 @pytest.fixture
 def rank():
     made = []
@@ -147,39 +48,6 @@ def rank():
     yield of
     for each in made:
         each.close()
-
-
-SAMPLINGS = (
-    Sampling(top_k=1),
-    Sampling(seed=3, temperature=0.9, top_p=0.9),
-    Sampling(seed=4, temperature=1.2, frequency_penalty=0.4, repetition_penalty=1.1),
-)
-
-
-def prompts(count, vocab=320, length=PROMPT):
-    random = np.random.default_rng(count)
-    return [random.integers(1, vocab, length).tolist() for _ in range(count)]
-
-
-def answers(engine, asked, **fields):
-    """Ask all at once; returns ids and log probabilities by request."""
-    for n, prompt in enumerate(asked):
-        engine.ask(f"r{n}", prompt, SAMPLINGS[n % len(SAMPLINGS)], **fields)
-    engine.run_until_idle()
-    told = [engine.frontend.ended(f"r{n}") for n in range(len(asked))]
-    assert {each.finished for each in told} == {"length"}
-    return [(each.ids, each.logprobs) for each in told]
-
-
-def same(mine, theirs, tolerance):
-    for (ids, logprobs), (other, others) in zip(mine, theirs, strict=True):
-        assert ids == other
-        assert logprobs == pytest.approx(others, abs=tolerance)
-
-
-def check_fed_once(engine, asked, context=CONTEXT):
-    """Each prompt once and each token but the last; an end may be seen one token late."""
-    assert 0 <= engine.fed - len(asked) * (context - 1) <= len(asked)
 
 
 def test_a_pool_a_third_the_size_gives_every_text_and_computes_nothing_twice(tiny, rank):
@@ -260,22 +128,6 @@ def test_one_slot_serves_all_one_after_the_other_or_says_why_not(tiny, rank):
             assert "1 requests are suspended, as many as may be" in told.details["message"]
     assert engine.counters.retractions > 0
     engine.check_drained()
-
-
-@pytest.mark.parametrize("dtype", [Dtype.FLOAT32, Dtype.BFLOAT16])
-def test_the_embedded_model_says_the_same_on_a_pool_that_suspends(rank, dtype):
-    asked = prompts(3, vocab=40_000, length=30)
-    fields = {"context": 64, "seqs": 3}
-    # In bfloat16 a row's bits depend on how many are computed beside it, so requests whose
-    # company changes may part; there, one request at a time is forced away and brought back.
-    if dtype is Dtype.BFLOAT16:
-        asked = asked[:1]
-    ample = rank(None, dtype, pages=20, **fields)
-    short = rank(None, dtype, pages=20, debug_force_retraction_interval=4, **fields)
-    same(answers(short, asked), answers(ample, asked), 1e-3)
-    check_fed_once(short, asked, 64)
-    assert short.counters.retractions > 3
-    short.check_drained()
 
 
 @pytest.mark.parametrize("policy", WritePolicy)

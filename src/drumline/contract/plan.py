@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from drumline.contract.arrays import NO_INTS, IntArray, decode_array, encode_array
-from drumline.contract.cache import CacheOp
+from drumline.contract.cache import BlockMoves, CacheOp
 from drumline.contract.storage import StorageOp
 
 
@@ -40,18 +40,6 @@ class PageZeroes(Struct, frozen=True, eq=False):
 
     group: int
     blocks: IntArray
-
-
-class PageCopies(Struct, frozen=True, eq=False):
-    """Device block copies of one group: `sources[i]` onto `targets[i]`.
-
-    No source is the target of an earlier copy of the plan, so they may be done in order
-    or all at once.
-    """
-
-    group: int
-    sources: IntArray
-    targets: IntArray
 
 
 class Batch(Struct, frozen=True, kw_only=True, eq=False):
@@ -148,7 +136,9 @@ class Plan(Struct, frozen=True, kw_only=True, eq=False):
     bound: tuple[Bound, ...] = ()
     patches: tuple[TablePatch, ...] = ()
     zeroes: tuple[PageZeroes, ...] = ()
-    copies: tuple[PageCopies, ...] = ()
+    copies: tuple[BlockMoves, ...] = ()
+    """Device blocks onto others. No source is the target of an earlier one, so they may be
+    done in order or all at once."""
     aborts: tuple[PlanAbort, ...] = ()
     cache_ops: tuple[CacheOp, ...] = ()
     storage_ops: tuple[StorageOp, ...] = ()

@@ -80,21 +80,20 @@ class HostPool:
     layout, or one that was never stored, is not read.
     """
 
-    __slots__ = ("_blocks", "_memory", "_stamp", "_stamps", "arena")
+    __slots__ = ("_blocks", "_memory", "_stamps", "arena")
 
     def __init__(self, kv: KvPool, blocks: int, tier: ArenaTier) -> None:
         layout = kv.layout
         self._memory = host_memory(blocks * layout.block_bytes)
         self.arena = HostArena(self._memory.data_ptr(), self._memory.numel(), layout, tier)
         self._blocks: Bytes = self._memory.numpy().reshape(blocks, layout.fields, -1)
-        self._stamp = _stamp(layout)
         self._stamps = np.full(blocks + 1, _EMPTY, np.uint32)
 
     def stores(self, kv: KvPool, moves: Iterable[BlockMoves], threads: int) -> list[Task]:
         """Return the tasks that copy blocks of the KV pool into this one."""
         sources, targets = _joined(moves)
         self._check(targets)
-        self._stamps[targets] = self._stamp
+        self._stamps[targets] = _stamp(kv.layout)
         return [
             partial(_copy, self._blocks, kv.bytes, stretches)
             for stretches in self._shares(sources, targets - 1, threads)
@@ -109,7 +108,7 @@ class HostPool:
         """
         sources, targets = _joined(moves)
         self._check(sources)
-        foreign = sources[self._stamps[sources] != self._stamp]
+        foreign = sources[self._stamps[sources] != _stamp(kv.layout)]
         if len(foreign):
             raise InvariantError(
                 f"{self.arena.tier} block {int(foreign[0])} holds no page of layout "

@@ -18,6 +18,7 @@ class Told(Struct):
     ids: list[int] = []
     logprobs: list[float] = []
     top_ids: list[list[int]] = []
+    top_logprobs: list[list[float]] = []
     frames: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -72,6 +73,7 @@ class ScriptedFrontend:
             told.ids += outputs.output_ids[i]
             told.logprobs += outputs.logprobs[i]
             told.top_ids += outputs.top_logprob_ids[i]
+            told.top_logprobs += outputs.top_logprobs[i]
             told.prompt_tokens = outputs.prompt_tokens[i]
             told.completion_tokens = outputs.completion_tokens[i]
             told.cached_tokens = outputs.cached_tokens[i]

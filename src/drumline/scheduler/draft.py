@@ -3,12 +3,11 @@
 import numpy as np
 
 from drumline.contract.arrays import IntArray
-from drumline.contract.cache import CacheOp
+from drumline.contract.cache import BlockMoves, CacheOp
 from drumline.contract.plan import (
     AbortReason,
     Batch,
     Bound,
-    PageCopies,
     PageZeroes,
     Plan,
     PlanAbort,
@@ -88,7 +87,7 @@ class Draft:
                 PageZeroes(group, _joined(parts)) for group, parts in self._zeroes.items()
             ),
             copies=tuple(
-                PageCopies(group, *map(_joined, zip(*parts, strict=True)))
+                BlockMoves(group, *map(_joined, zip(*parts, strict=True)))
                 for group, parts in self._copies.items()
             ),
             aborts=tuple(self._aborts),

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from drumline.contract.plan import PageCopies, PageZeroes, TablePatch
+from drumline.contract.cache import BlockMoves
+from drumline.contract.plan import PageZeroes, TablePatch
 from drumline.contract.ports import Dispatch, LogprobPlan
 from drumline.contract.request import Sampling
 from drumline.core.errors import InvariantError
@@ -89,7 +90,7 @@ def test_a_later_plan_s_edits_are_invisible_to_a_forward_queued_before(held, rig
     # A slid window: the first blocks now name others. A private copy onto the row's own block,
     # and blank pages where it still reads. An abort whose row somebody else gets at once.
     device.execute(device.plan(patches=(patch([1, 1], [0, 1], [30, 31]),)))
-    device.execute(device.plan(copies=(PageCopies(0, ints(31), ints(2)),)))
+    device.execute(device.plan(copies=(BlockMoves(0, ints(31), ints(2)),)))
     device.execute(device.plan(zeroes=(PageZeroes(0, ints(1, 2, 3)),)))
     device.plane.release(["first"])
     parts = device.start(1, "second", PROMPTS[1], Sampling(seed=4), blocks=range(40, 48))
@@ -107,7 +108,7 @@ def test_a_private_copy_carries_a_shared_prefix(rig):
     # Another request reads two blocks of it and gets a copy of the third, of which it reads half.
     parts = device.start(2, "b", prompt, blocks=[1, 2, 20, 21, 22, 23])
     device.rows[2][1] = 40
-    parts["copies"] = (PageCopies(0, ints(3), ints(20)),)
+    parts["copies"] = (BlockMoves(0, ints(3), ints(20)),)
     # The copy's source is given away and blanked in the same plan.
     parts["zeroes"] = (PageZeroes(0, ints(3, 21, 22)),)
     tokens = [device.run(device.plan([(2, 100)], **parts)).tokens.item()]

@@ -11,7 +11,7 @@ import torch
 
 from drumline.contract.arena import ArenaTier
 from drumline.contract.cache import BlockMoves, CacheAck, LoadBack, Restore, Snapshot, WriteBack
-from drumline.contract.plan import Bound, PageCopies, PageZeroes, TablePatch
+from drumline.contract.plan import Bound, PageZeroes, TablePatch
 from drumline.contract.ports import LogprobPlan
 from drumline.contract.request import Sampling
 from drumline.core.config import CacheConfig, Config, Dtype, ModelConfig, ScheduleConfig
@@ -119,10 +119,21 @@ def test_a_block_that_holds_nothing_or_lies_outside_is_refused():
         store(host, kv, moves([1, 2], [0, 5]))
 
 
-def test_pages_of_another_layout_are_foreign():
-    bfloat, half = kv_pool().layout, kv_pool(dtype=torch.float16).layout
+def test_pages_of_another_layout_are_foreign_and_are_not_read():
+    kv, other = kv_pool(), kv_pool(dtype=torch.float16)
+    bfloat, half = kv.layout, other.layout
     assert bfloat.block_bytes == half.block_bytes
     assert bfloat.tag != half.tag
+    host = HostPool(kv, 4, ArenaTier.HOST)
+    store(host, kv, moves([1], [2]))
+    before = contents(other, 5)
+    with pytest.raises(InvariantError, match=r"host block 2 holds no page of layout .*float16"):
+        load(host, other, moves([2], [5]))
+    assert same(contents(other, 5), before)
+    # The tag travels with the page: what the other back end stored is the other's.
+    store(host, other, moves([1], [2]))
+    with pytest.raises(InvariantError, match=r"host block 2 holds no page of layout .*bfloat16"):
+        load(host, kv, moves([2], [5]))
     assert kv_pool(kv_heads=4, head_dim=4).layout.tag != bfloat.tag
 
 
@@ -255,7 +266,7 @@ def test_a_store_reads_what_its_blocks_held_before_the_plan_unless_they_are_pinn
     device.execute(
         device.plan(
             cache_ops=(stored,),
-            copies=(PageCopies(0, ints(1), ints(40)),),
+            copies=(BlockMoves(0, ints(1), ints(40)),),
             zeroes=(PageZeroes(0, ints(1)),),
         )
     )

@@ -4,8 +4,9 @@ import msgspec
 import numpy as np
 import pytest
 
+from drumline.contract.cache import BlockMoves
 from drumline.contract.outputs import Load, OutputColumns
-from drumline.contract.plan import Batch, Bound, PageCopies, Plan, TablePatch
+from drumline.contract.plan import Batch, Bound, Plan, TablePatch
 from drumline.contract.ports import Dispatch
 from drumline.contract.request import Admission, Sampling
 from drumline.contract.specs import AttentionKind, CacheGroup
@@ -93,7 +94,7 @@ def test_a_later_plans_table_is_not_seen_by_a_forward_that_still_waits(plane):
 
 
 def test_a_private_copy_carries_on_where_the_shared_page_was(plane):
-    copied = decode(2, 6, patch([1], [20]), copies=(PageCopies(0, ints(3), ints(20)),))
+    copied = decode(2, 6, patch([1], [20]), copies=(BlockMoves(0, ints(3), ints(20)),))
     assert run(plane, prefill(patches=(FIRST,)), copied, decode(3, 7)) == [
         [token] for token in TOKENS[:3]
     ]

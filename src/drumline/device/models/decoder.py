@@ -30,6 +30,19 @@ from drumline.device.weights.gguf import ROPE_FACTORS
 from drumline.device.weights.source import Cut, Span, WeightSource, all_of, new_weight
 
 
+class _Step:
+    """What every layer of one forward is handed beside its input."""
+
+    __slots__ = ("angles", "attention", "batch")
+
+    def __init__(
+        self, angles: tuple[Tensor, Tensor], attention: Attention, batch: AttentionBatch
+    ) -> None:
+        self.angles = angles
+        self.attention = attention
+        self.batch = batch
+
+
 class SelfAttention:
     """Queries, keys and values from one product, rotated and attended."""
 
@@ -52,19 +65,13 @@ class SelfAttention:
         self._sizes = [len(shard.heads), len(shard.kv_heads), len(shard.kv_heads)]
         self._window = config.windows[index]
 
-    def __call__(
-        self,
-        x: Tensor,
-        angles: tuple[Tensor, Tensor],
-        attention: Attention,
-        batch: AttentionBatch,
-    ) -> Tensor:
+    def __call__(self, x: Tensor, step: _Step) -> Tensor:
         heads = self._qkv(x).view(len(x), -1, self._head_dim)
         query, key, value = heads.split_with_sizes(self._sizes, 1)
         if self._norms is not None:
             query, key = self._norms[0](query), self._norms[1](key)
-        query, key = rotate(query, angles), rotate(key, angles)
-        attended = attention(self._index, query, key, value, batch, self._window)
+        query, key = rotate(query, step.angles), rotate(key, step.angles)
+        attended = step.attention(self._index, query, key, value, step.batch, self._window)
         return self._out(attended.view(len(x), -1))
 
 
@@ -81,14 +88,8 @@ class DecoderLayer:
         self._mlp_norm = mlp_norm
         self._mlp = mlp
 
-    def __call__(
-        self,
-        x: Tensor,
-        angles: tuple[Tensor, Tensor],
-        attention: Attention,
-        batch: AttentionBatch,
-    ) -> Tensor:
-        x = x + self._attention(self._attention_norm(x), angles, attention, batch)
+    def __call__(self, x: Tensor, step: _Step) -> Tensor:
+        x = x + self._attention(self._attention_norm(x), step)
         return x + self._mlp(self._mlp_norm(x))
 
 
@@ -125,11 +126,11 @@ class Decoder:
         token is asked for. Each layer waits for its part of what `fence` guards.
         """
         x = self._embedding(ids)
-        angles = self._rotary.angles(batch.positions, x.dtype)
+        step = _Step(self._rotary.angles(batch.positions, x.dtype), attention, batch)
         for index, layer in enumerate(self._layers):
             if fence is not None:
                 fence.wait(index)
-            x = layer(x, angles, attention, batch)
+            x = layer(x, step)
         return self._head(self._norm(x[sampled])).float()
 
 

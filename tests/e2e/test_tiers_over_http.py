@@ -1,0 +1,110 @@
+"""What clients see of little memory: prefixes that come back, and ends with a reason."""
+
+import concurrent.futures
+import re
+
+import httpx
+import pytest
+from tests.e2e.processes import Server
+
+PAGES = 24
+TOKENS = 16 * PAGES
+CONTEXT = 256
+
+
+@pytest.fixture(scope="module")
+def http():
+    """A client of the embedded model on very few pages: a host tier, and nowhere to suspend to."""
+    flags = ("--max-total-tokens", str(TOKENS), "--max-model-len", str(CONTEXT))
+    server = Server(
+        *flags,
+        *("--enable-kvstore", "--kvstore-ratio", "6", "--retraction-snapshot-max-requests", "0"),
+        *("--dtype", "float32", "--max-num-seqs", "8", "--no-share-prefix-in-flight"),
+    )
+    try:
+        server.wait_ready()
+        with httpx.Client(base_url=server.url, timeout=120, trust_env=False) as client:
+            yield client
+    finally:
+        server.close()
+
+
+def complete(http, prompt, **fields):
+    body = {"prompt": prompt, "max_tokens": 4, "temperature": 0.0, "ignore_eos": True} | fields
+    return http.post("/v1/completions", json=body)
+
+
+def kv(http):
+    answer = http.get("/debug/kv").json()
+    assert answer["conserved"], answer
+    (rank,) = answer["ranks"]
+    return rank
+
+
+def metric(http, name, labels=""):
+    text = http.get("/metrics").text
+    (value,) = re.findall(
+        rf"^{re.escape(name)}\{{[^}}]*{labels}[^}}]*\}} (\S+)$", text, re.MULTILINE
+    )
+    return float(value)
+
+
+def test_a_second_turn_whose_pages_left_the_device_is_loaded_back_and_reported_as_cached(http):
+    prompt = list(range(1000, 1200))
+    first = complete(http, prompt, logprobs=1).json()
+    assert first["usage"]["prompt_tokens"] == 200
+    assert cached(first) == 0
+    for n in range(2, 5):
+        # Each takes more than half the pool, so that of the first prompt nothing is left there.
+        assert complete(http, list(range(1000 * n, 1000 * n + 240))).status_code == 200
+    before = kv(http)
+    assert before["counters"]["loads"] == 0
+    assert before["pools"]["host"]["cached"] >= 12
+    second = complete(http, prompt, logprobs=1).json()
+    assert cached(second) == 192
+    after = kv(http)
+    assert after["counters"]["loads"] == 1
+    assert after["counters"]["hit_tokens"] == 192
+    assert after["counters"]["host"]["loaded_blocks"] == 12
+    # Loaded or computed, the answer is the same.
+    mine, computed = second["choices"][0], first["choices"][0]
+    assert mine["text"] == computed["text"]
+    assert mine["logprobs"]["token_logprobs"] == pytest.approx(
+        computed["logprobs"]["token_logprobs"], abs=1e-3
+    )
+    assert metric(http, "drumline:cache_loads_total") == 1
+    assert metric(http, "drumline:cache_loaded_blocks_total", 'tier="host"') == 12
+    assert metric(http, "drumline:cache_pages", 'held_by="lost".*pool="device"') == 0
+    # On from there: the next turn finds on the device what came back, and what was computed.
+    assert cached(complete(http, [*prompt, *range(500, 540)]).json()) == 200
+
+
+def cached(answer):
+    return (answer["usage"].get("prompt_tokens_details") or {}).get("cached_tokens", 0)
+
+
+def test_a_request_that_could_never_fit_is_refused_at_once_with_the_numbers(http):
+    refused = complete(http, list(range(2000, 2200)), max_tokens=100)
+    assert refused.status_code == 400
+    message = refused.json()["error"]["message"]
+    assert str(CONTEXT) in message
+    assert "200" in message
+    assert "100" in message
+
+
+def test_whoever_ends_for_want_of_memory_is_told_so_with_the_numbers(http):
+    # Two that grow past the pool together, which neither declared.
+    def ask(word):
+        content = f"{word} " * 140
+        body = {"messages": [{"role": "user", "content": content}], "ignore_eos": True}
+        return http.post("/v1/chat/completions", json=body)
+
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        answers = list(pool.map(ask, ("one", "two")))
+    statuses = sorted(answer.status_code for answer in answers)
+    assert statuses == [200, 503], [answer.text[:300] for answer in answers]
+    (ended,) = [answer for answer in answers if answer.status_code == 503]
+    message = ended.json()["error"]["message"]
+    assert f"out_of_pages: none of {PAGES} pages is free" in message
+    assert kv(http)["counters"]["aborts"] == 1
+    assert metric(http, "drumline:capacity_aborts_total") == 1
