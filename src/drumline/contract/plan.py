@@ -11,6 +11,7 @@ All arrays are int32, one-dimensional and frozen once the plan exists.
 from enum import StrEnum
 
 import msgspec
+import numpy as np
 from msgspec import Struct
 
 from drumline.contract.arrays import NO_INTS, IntArray, decode_array, encode_array
@@ -49,8 +50,9 @@ class Batch(Struct, frozen=True, kw_only=True, eq=False):
     row. Row `rows[i]` feeds `input_lengths[i]` tokens at positions
     `prefix_lengths[i] …`; `prefix_lengths[i]` tokens of it are in the cache.
     The first `extends` rows feed prompt tokens, which lie back to back in
-    `extend_ids`; `prompt_lengths` has those rows' prompt lengths. A prefill row
-    samples only when its chunk reaches its prompt's end.
+    `extend_ids`; `prompt_lengths` has those rows' prompt lengths, and `next_ids` the prompt
+    token behind each chunk, -1 behind the last. A prefill row samples only when its chunk
+    reaches its prompt's end.
     Every other row feeds the token it sampled last, which the data plane holds,
     unless `decode_ids` (one entry a decode row) names another, i.e. is not -1.
     """
@@ -62,11 +64,19 @@ class Batch(Struct, frozen=True, kw_only=True, eq=False):
     extends: int = 0
     extend_ids: IntArray = NO_INTS
     prompt_lengths: IntArray = NO_INTS
+    next_ids: IntArray = NO_INTS
     decode_ids: IntArray | None = None
 
     @property
     def size(self) -> int:
         return len(self.rows)
+
+    @property
+    def shifted_ids(self) -> IntArray:
+        """Of each of `extend_ids`, the prompt token behind it, -1 behind a prompt's last."""
+        shifted = np.roll(self.extend_ids, -1)
+        shifted[np.cumsum(self.input_lengths[: self.extends]) - 1] = self.next_ids
+        return shifted
 
     @property
     def tokens(self) -> int:

@@ -42,6 +42,12 @@ class Chunk(Struct, frozen=True, eq=False):
     start: int
     tokens: int
 
+    @property
+    def next_id(self) -> int:
+        """The prompt token behind it, -1 if it is the last chunk."""
+        end = self.start + self.tokens
+        return int(self.request.tokens[end]) if end < self.request.prompt_tokens else -1
+
 
 class Verdict(IntEnum):
     """What became of a waiting request in a round."""

@@ -51,6 +51,7 @@ def batch_of(
         extends=len(chunks),
         extend_ids=_frozen(np.concatenate(fed)),
         prompt_lengths=_frozen(prompts),
+        next_ids=_frozen(np.array([chunk.next_id for chunk in chunks], np.int32)),
         decode_ids=first_tokens,
     )
 

@@ -48,6 +48,7 @@ class Decoding:
         "_publication",
         "_ready",
         "_requests",
+        "_reserved",
         "_rows",
         "_sharing_tails",
         "_states",
@@ -86,6 +87,8 @@ class Decoding:
         self._ready: list[Request] = []
         self._blocked: list[int] = []
         self._held: dict[int, Request] = {}
+        self._reserved: dict[int, int] = {}
+        """Tokens that the next decode of a row is to have room for, where they are more."""
 
     def add(self, request: Request) -> None:
         """Take over a request whose whole prompt is planned."""
@@ -102,6 +105,7 @@ class Decoding:
             self.roster.leave(request.row)
             self._agenda.leave(request.row)
             self._held.pop(request.row, None)
+            self._reserved.pop(request.row, None)
             if request.row in self._blocked:
                 self._blocked.remove(request.row)
         elif request in self._ready:
@@ -148,7 +152,8 @@ class Decoding:
         """
         fields, limit = self._rows, self._tables.max_tokens
         rows = sorted(due, key=fields.sequence_of.__getitem__)
-        if not joining and not (self._states and self._restless(rows)):
+        slow = joining or self._reserved or (self._states and self._restless(rows))
+        if not slow:
             if self._windows:
                 self._tables.expire(rows, draft)
             longest = max(map(fields.computed_of.__getitem__, rows))
@@ -172,11 +177,14 @@ class Decoding:
         return any(self._states.reads(row) or not self._states.live(row) for row in rows)
 
     def _grow(self, row: int, draft: Draft) -> bool:
-        tokens = self._rows.computed_of[row] + self._width
-        if tokens <= self._tables.max_tokens:
+        computed, limit = self._rows.computed_of[row], self._tables.max_tokens
+        tokens = computed + self._width
+        if tokens <= limit:
+            tokens = min(max(tokens, computed + self._reserved.get(row, 0)), limit)
             targets, states = [tokens] * len(self._tables.windows), self._states
             if not self._tables.grow(row, targets, draft, states.decode_needs(row)):
                 return False
+            self._reserved.pop(row, None)
             if states:
                 states.decode(row, draft)
             return True
@@ -209,6 +217,14 @@ class Decoding:
         """Take over a request whose row was filled again."""
         self.roster.join(request.row)
         self._blocked.append(request.row)
+
+    def reserve(self, request: Request, tokens: int) -> None:
+        """Have the next decode of a decoding request find room for `tokens`."""
+        row = request.row
+        self._reserved[row] = tokens
+        if row not in self._blocked:
+            self._agenda.leave(row)
+            self._blocked.append(row)
 
     def hold_back(self, request: Request) -> None:
         """Leave a request out of batches until it is let go."""

@@ -51,6 +51,16 @@ class Aborted(Struct, frozen=True):
     rid: str
 
 
+class Reserved(Struct, frozen=True):
+    """The request's next decode is to have room for `tokens`, that one alone.
+
+    Unknown rids are ignored.
+    """
+
+    rid: str
+    tokens: int
+
+
 class Bootstrapped(Struct, frozen=True):
     """The peers of a disaggregated engine's request found each other. Repeats are ignored."""
 
@@ -79,7 +89,14 @@ class RemoteFailed(Struct, frozen=True):
 
 
 Event = (
-    Results | Finished | Aborted | Bootstrapped | RemotePrefilled | RemoteSucceeded | RemoteFailed
+    Results
+    | Finished
+    | Aborted
+    | Reserved
+    | Bootstrapped
+    | RemotePrefilled
+    | RemoteSucceeded
+    | RemoteFailed
 )
 """What the tail of a round advances by."""
 

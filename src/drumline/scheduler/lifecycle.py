@@ -82,6 +82,8 @@ class Move(IntEnum):
     """It is over while a peer may touch its blocks."""
     RETIRE = 21
     """No peer touches its blocks any more."""
+    RESERVE = 22
+    """Its next decode is to have more room."""
 
 
 TRANSITIONS: dict[tuple[State, Move], State] = {
@@ -98,6 +100,7 @@ TRANSITIONS: dict[tuple[State, Move], State] = {
     (State.PREFILLED, Move.FINISH_LATER): State.FINISHING,
     (State.DECODING, Move.FINISH_LATER): State.FINISHING,
     (State.FINISHING, Move.DRAINED): State.FINISHED,
+    (State.DECODING, Move.RESERVE): State.DECODING,
     (State.DECODING, Move.RETRACT): State.RETRACTED,
     (State.RETRACTED, Move.RESTORE): State.RESTORING,
     (State.RESTORING, Move.RESTORED): State.DECODING,

@@ -29,6 +29,7 @@ from drumline.scheduler.events import (
     HeadEvent,
     IllegalTransitionError,
     RequestSpec,
+    Reserved,
     Results,
     Sizes,
     StorageDetached,
@@ -183,6 +184,7 @@ class Scheduler:
             Finished: self._finish,
             Aborted: self._abort,
             **dict.fromkeys(get_args(PeerEvent), self._transferred),
+            Reserved: self._reserve,
         }
         self._round = 0
         self._submitted = 0
@@ -303,6 +305,12 @@ class Scheduler:
         self._admission.bring_back(request)
         if self._storage is not None:
             self._storage.prefetches.add(request)
+
+    def _reserve(self, event: Reserved) -> None:
+        request = self._requests.get(event.rid)
+        if request is not None:
+            self._requests.move(request, Move.RESERVE)
+            self._decoding.reserve(request, event.tokens)
 
     def _end(self, request: Request, move: Move) -> None:
         """End a request; what it holds is released unless results are outstanding."""

@@ -176,3 +176,11 @@ def test_a_window_waits_for_drafts_in_flight_before_it_lets_go_of_blocks():
     rig.submit("b", [90])
     rig.round()  # no decode: what is in flight commits with every draft rejected
     assert rig.round().batch.input_lengths.tolist() == [3, 3], "and each found its window"
+
+
+def test_each_prompt_token_knows_the_next_one_and_the_last_of_a_prompt_none():
+    rig = Rig(max_scheduled_tokens=6)
+    rig.submit("a", [10, 11, 12, 13])
+    rig.submit("b", [20, 21, 22, 23, 24])
+    assert rig.round().batch.shifted_ids.tolist() == [11, 12, 13, -1, 21, 22]
+    assert rig.round().batch.shifted_ids.tolist() == [23, 24, -1], "across the chunk's end"

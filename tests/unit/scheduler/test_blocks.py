@@ -2,10 +2,11 @@
 
 import numpy as np
 import pytest
-from scheduler_rig import Rig
+from scheduler_rig import Rig, spec
 
 from drumline.contract.specs import AttentionKind, CacheGroup
 from drumline.scheduler.blocks import BlockPool
+from drumline.scheduler.events import IllegalTransitionError, Reserved
 
 FULL = CacheGroup(group_id="full", block_tokens=4)
 FINE = CacheGroup(group_id="fine", block_tokens=2)
@@ -90,6 +91,19 @@ def test_a_window_lets_go_of_a_block_in_the_plan_after_its_last_token_left():
     assert first == 10
 
 
+def test_rows_of_other_lengths_keep_their_columns_and_leave_holes_where_a_window_passed():
+    rig = Rig(groups=(FULL, window(6)))
+    rig.submit_all([spec("long", 20), spec("short", [60 + at for at in range(5)])])
+    for _ in range(4):
+        rig.round()
+    full, windowed = (rig.tables[group][rig.row("long")] for group in (0, 1))
+    assert (full[:6] > 0).all()
+    assert windowed[:3].tolist() == [0, 0, 0], "holes: what is behind them stays where it is"
+    assert (windowed[4:6] > 0).all()
+    assert not full[6:].any(), "nothing beyond the last column"
+    assert not rig.tables[0][rig.row("short"), 2:].any()
+
+
 @pytest.mark.parametrize("tokens", [1, 2, 3, 4])
 def test_a_window_within_a_block_holds_two_blocks_at_most(tokens):
     rig = Rig(groups=(window(tokens),), prefix_caching=False)
@@ -151,6 +165,29 @@ def test_nobody_is_admitted_behind_a_prompt_that_stays_unfinished():
     rig.submit("c", [90])
     assert rig.rids(rig.round()) == ["a", "b"]
     assert rig.rids(rig.round()) == ["b", "a"]
+
+
+def test_a_reservation_gives_the_next_decode_of_its_request_room_and_no_other():
+    rig = Rig(num_pages=40)
+    rig.submit_all([spec("a", 8), spec("b", [60 + at for at in range(8)])])
+    rig.round()
+    rig.round()
+    rig.scheduler.advance([Reserved("a", 9), Reserved("unknown", 9)])
+    rig.round()
+    assert (len(rig.pages("a")), len(rig.pages("b"))) == (5, 3), "9 tokens, and 9 behind them"
+    for _ in range(9):
+        rig.round()
+    assert len(rig.pages("a")) == 5, "used up before more is taken, a decode's room at a time"
+    rig.round()
+    rig.round()
+    assert (len(rig.pages("a")), len(rig.pages("b"))) == (6, 6)
+
+
+def test_only_who_decodes_may_reserve():
+    rig = Rig()
+    rig.submit("a", 8)
+    with pytest.raises(IllegalTransitionError, match="RESERVE is illegal in state SUBMITTED"):
+        rig.scheduler.advance([Reserved("a", 9)])
 
 
 def test_reserved_blocks_are_nobody_elses():

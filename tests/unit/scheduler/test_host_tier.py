@@ -364,6 +364,23 @@ def test_a_suspended_request_leaves_to_the_snapshot_pool_what_the_tier_has_not()
     assert not rig.scheduler._host.pool.refs.any()
 
 
+def test_nobody_is_suspended_while_a_store_under_way_will_free_the_room():
+    rig = tiered(num_pages=7, num_snapshot_pages=20, max_retracted_requests=2)
+    rig.submit("a", 9)
+    for _ in range(2):
+        rig.round()
+    settle(rig)
+    rig.submit("b", [50 + at for at in range(6)])
+    rig.round()
+    rig.round()
+    rig.abort("b")  # whose page is being copied still
+    plans = [rig.round() for _ in range(20)]
+    assert any(plan.batch is None for plan in plans), "a waits"
+    assert not any(ops(plan, Snapshot) or plan.aborts for plan in plans)
+    settle(rig)
+    assert rig.rids(rig.round()) == ["a"]
+
+
 def test_a_tier_without_prefix_caching_is_refused():
     with pytest.raises(ConfigError, match="num_host_pages"):
         tiered(prefix_caching=False)

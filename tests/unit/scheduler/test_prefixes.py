@@ -75,6 +75,20 @@ def test_an_owner_moves_off_the_partial_page_that_others_may_share():
     assert [part.targets.tolist() for part in plan.copies] == [[after[2]]]
 
 
+def test_a_hit_that_ends_within_a_page_reads_a_copy_of_its_own():
+    rig = Rig()
+    rig.submit("a", 10)
+    rig.round()
+    published = rig.pages("a")[2]
+    rig.round()
+    rig.submit("b", [*range(10), 90, 91])
+    plan = rig.round()
+    assert rig.scheduler.cached_tokens("b") == 10
+    assert [part.sources.tolist() for part in plan.copies] == [[published]]
+    assert [part.targets.tolist() for part in plan.copies] == [[rig.pages("b")[2]]]
+    assert rig.pages("b")[2] not in [page for part in plan.zeroes for page in part.blocks]
+
+
 def test_an_aborted_request_publishes_nothing_more():
     rig = Rig(share_in_flight=False)
     rig.submit("a", 9)
