@@ -119,7 +119,9 @@ def test_the_forward_waits_for_the_device_at_known_places_only():
     assert places == {
         # Where a forward's results become host values.
         "device/executor.py:Executor.run",
-        "device/sampling/sampler.py:_logprobs",
+        "device/sampling/logprobs.py:told_at",
+        # Processors read what their requests said.
+        "device/sampling/edits.py:Edits.remember",
         # Matchers take the tokens of the forward that drew them.
         "device/sampling/constraints.py:advance",
         # Which rows must be sorted whole.

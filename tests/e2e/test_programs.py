@@ -50,6 +50,30 @@ def test_a_prompt_may_be_token_ids_and_parameters_may_differ(llm):
     assert short.prompt is None
 
 
+def test_log_probabilities_have_the_shape_that_vllms_users_know(llm):
+    ways = SamplingParams(temperature=0, max_tokens=6, n=2, logprobs=2, prompt_logprobs=4)
+    for _ in range(2):  # the second time, the prompt is cached
+        (output,) = llm.generate(PROMPT, ways)
+        assert output.prompt_logprobs[0] is None
+        assert len(output.prompt_logprobs) == len(output.prompt_token_ids)
+        for token, told in zip(
+            output.prompt_token_ids[1:], output.prompt_logprobs[1:], strict=True
+        ):
+            assert token in told
+            assert 4 <= len(told) <= 5
+            assert sorted(one.rank for one in told.values() if one.rank) == [1, 2, 3, 4]
+        for answer in output.outputs:
+            chosen = [told[t] for t, told in zip(answer.token_ids, answer.logprobs, strict=True)]
+            assert [one.rank for one in chosen] == [1] * 6
+            assert answer.cumulative_logprob == pytest.approx(sum(one.logprob for one in chosen))
+            assert all(len(told) == 2 for told in answer.logprobs)
+            assert chosen[0].decoded_token == " Paris"
+    (plain,) = llm.generate(PROMPT, GREEDY)
+    assert plain.prompt_logprobs is plain.outputs[0].logprobs is None
+    with pytest.raises(RequestError, match="prompt_logprobs is 21"):
+        llm.generate(PROMPT, SamplingParams(prompt_logprobs=21))
+
+
 def test_a_conversation_is_answered_and_streamed_alike(llm):
     messages = [{"role": "user", "content": "Say one word."}]
     whole = llm.chat(messages, GREEDY)[0].outputs[0]

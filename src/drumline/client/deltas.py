@@ -68,5 +68,8 @@ class _Extras:
         if batch.input_token_logprobs_val and batch.input_token_logprobs_idx:
             delta.input_logprobs = batch.input_token_logprobs_val[row]
             delta.input_logprob_ids = batch.input_token_logprobs_idx[row]
+        if batch.input_top_logprobs_val and batch.input_top_logprobs_idx:
+            delta.input_top_logprobs = batch.input_top_logprobs_val[row] or ()
+            delta.input_top_logprob_ids = batch.input_top_logprobs_idx[row] or ()
         if batch.finish_reason_details:
             delta.details = batch.finish_reason_details[row]

@@ -22,8 +22,8 @@ class Delta(Struct):
     `finished_reason` is empty while the request runs, else `stop`, `length` or
     `abort`, and `details` may say more (`message`, `status_code`). `completion_tokens`
     is a running total. The log probability lists have an entry for each of `token_ids`
-    where they were asked for, else they are empty; `input_logprobs` come once, for
-    the prompt, its first entry None.
+    where they were asked for, else they are empty; behind the likeliest, `top_logprobs` have
+    the ids asked for by name. `input_logprobs` come once, for the prompt, the first entry None.
     """
 
     token_ids: list[int]
@@ -37,6 +37,8 @@ class Delta(Struct):
     top_logprob_ids: Sequence[list[int] | None] = ()
     input_logprobs: Sequence[float | None] = ()
     input_logprob_ids: Sequence[int] = ()
+    input_top_logprobs: Sequence[list[float] | None] = ()
+    input_top_logprob_ids: Sequence[list[int] | None] = ()
     details: dict[str, Any] | None = None
 
 
@@ -54,6 +56,10 @@ def merged(earlier: Delta, later: Delta) -> Delta:
         earlier.top_logprob_ids = _joined(earlier.top_logprob_ids, later.top_logprob_ids)
         earlier.input_logprobs = _joined(earlier.input_logprobs, later.input_logprobs)
         earlier.input_logprob_ids = _joined(earlier.input_logprob_ids, later.input_logprob_ids)
+        earlier.input_top_logprobs = _joined(earlier.input_top_logprobs, later.input_top_logprobs)
+        earlier.input_top_logprob_ids = _joined(
+            earlier.input_top_logprob_ids, later.input_top_logprob_ids
+        )
     if later.details is not None:
         earlier.details = later.details
     return earlier

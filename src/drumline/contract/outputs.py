@@ -14,6 +14,18 @@ class Load(Struct, frozen=True):
     kv_total_pages: int
 
 
+class PromptColumns(Struct, frozen=True):
+    """What one request is told of its prompt's tokens, in whose order the lists are.
+
+    The first entry of `logprobs` is None. Without other tokens asked for, `top_*` are None.
+    """
+
+    ids: list[int]
+    logprobs: list[float | None]
+    top_logprobs: list[list[float] | None] | None = None
+    top_ids: list[list[int] | None] | None = None
+
+
 class OutputColumns(Struct, kw_only=True):
     """One round's outputs, a column a field and an entry a request.
 
@@ -33,6 +45,8 @@ class OutputColumns(Struct, kw_only=True):
     top_logprobs: list[list[list[float]]] = []
     top_logprob_ids: list[list[list[int]]] = []
     details: list[dict[str, Any] | None] = []
+    prompts: dict[int, PromptColumns] = {}
+    """By entry, for the few that are told of their prompts, once each."""
 
     def __bool__(self) -> bool:
         return bool(self.rids)

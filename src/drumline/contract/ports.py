@@ -96,10 +96,28 @@ class GrammarCompiler(Protocol):
 
 
 class LogprobPlan(Struct, frozen=True, eq=False):
-    """Which batch indices want log probabilities, and how many of the best beside each."""
+    """Which batch indices want log probabilities, and how many of the best beside each.
+
+    `prompts` are those of chunks that hold prompt tokens whose log probabilities are wanted.
+    """
 
     indices: IntArray = NO_INTS
     top: IntArray = NO_INTS
+    prompts: IntArray = NO_INTS
+    prompts_top: IntArray = NO_INTS
+
+
+class HistorySeeds(Struct, frozen=True, eq=False):
+    """What rows with new owners have read before their first forward.
+
+    Row `rows[i]` has the tokens of positions `starts[i]` to `prefix_lengths[i]`, which lie
+    back to back in `tokens`.
+    """
+
+    rows: IntArray
+    starts: IntArray
+    prefix_lengths: IntArray
+    tokens: IntArray
 
 
 class DpRound(Struct, frozen=True):
@@ -122,6 +140,8 @@ class Dispatch(Struct, frozen=True, eq=False):
 
     logprobs: LogprobPlan | None = None
     dp: DpRound | None = None
+    history: HistorySeeds | None = None
+    """For a model that reads tokens of before."""
 
 
 class DataPlane(Protocol):

@@ -1,5 +1,7 @@
 """A request on its way through a rank: as it arrived, and as the data plane learns it."""
 
+from typing import Any
+
 from msgspec import Struct
 
 from drumline.contract.arrays import NO_INTS, IntArray
@@ -7,6 +9,9 @@ from drumline.contract.grammar import GrammarKey
 
 TOP_K_OFF = 1 << 30
 """The `top_k` that keeps the whole vocabulary."""
+
+MAX_BAD_WORD_TOKENS = 32
+"""Tokens of the longest sequence that may be forbidden: as many are remembered of a request."""
 
 
 class Sampling(Struct, frozen=True, kw_only=True):
@@ -20,11 +25,24 @@ class Sampling(Struct, frozen=True, kw_only=True):
     presence_penalty: float = 0.0
     repetition_penalty: float = 1.0
     logit_bias: dict[int, float] = {}
+    typical_p: float = 1.0
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    """Sequences of tokens that never stand in the answer, nor across its beginning."""
+    allowed_ids: tuple[int, ...] = ()
+    """The only ids that may be drawn; none named, all are."""
     seed: int = 0
 
     @property
     def greedy(self) -> bool:
         return self.top_k == 1
+
+
+class ProcessorCall(Struct, frozen=True):
+    """A registered logits processor that a request asks for, and what it hands it."""
+
+    name: str
+    params: Any = None
+    """Whatever JSON holds; the processor's to read."""
 
 
 class GenerateRequest(Struct, frozen=True, kw_only=True, eq=False):
@@ -44,9 +62,19 @@ class GenerateRequest(Struct, frozen=True, kw_only=True, eq=False):
     stream: bool = False
     return_logprob: bool = False
     top_logprobs: int = 0
+    logprob_ids: tuple[int, ...] = ()
+    """Ids whose log probabilities are told at each place, behind those of the likeliest."""
+    prompt_logprobs_from: int = -1
+    """The first prompt position that the log probabilities of the prompt are told from; -1: of
+    none."""
     page_digests: bytes = b""
+    cache_salt: str = ""
+    """Requests share cached prefixes only with those of the same salt."""
     priority: int = 0
     """Higher is admitted first, where the engine's policy asks for it."""
+    deadline_us: int = 0
+    """How long after its arrival the request ends at the latest; 0: whenever it is done."""
+    processors: tuple[ProcessorCall, ...] = ()
     grammar: GrammarKey | None = None
     invalid: str | None = None
     """Why the link could not make sense of it; such a request is only answered."""
@@ -58,8 +86,12 @@ class Admission(Struct, frozen=True, kw_only=True, eq=False):
     rid: str
     prompt_tokens: int
     prompt_ids: IntArray = NO_INTS
-    """The prompt, where the sampling has a repetition penalty, which reads it."""
+    """The prompt, where something reads it: a repetition penalty, a bad word of several tokens,
+    log probabilities of the prompt, a logits processor."""
     sampling: Sampling
     min_new_tokens: int = 0
     stop_token_ids: tuple[int, ...] = ()
     """Ids that end this request, eos included unless ignored; masked until `min_new_tokens`."""
+    logprob_ids: tuple[int, ...] = ()
+    prompt_logprobs_from: int = -1
+    processors: tuple[ProcessorCall, ...] = ()

@@ -7,7 +7,10 @@ from drumline.contract.arrays import NO_INTS, IntArray, decode_array, encode_arr
 
 
 class RowLogprobs(Struct, frozen=True):
-    """Log probabilities of one row's sampled tokens; `top_*` has the k best of each."""
+    """Log probabilities of one row's tokens.
+
+    `top_*` has those of other tokens at each place: the k best, then the ids asked for by name.
+    """
 
     index: int
     sampled: tuple[float, ...]
@@ -29,7 +32,13 @@ class ForwardResult(Struct, frozen=True, kw_only=True, eq=False):
     nan_indices: IntArray = NO_INTS
     grammar_faults: IntArray = NO_INTS
     """Batch indices whose grammar could not go on; their tokens mean nothing."""
+    stuck: IntArray = NO_INTS
+    """Batch indices whose request forbids every token; their tokens mean nothing."""
+    processor_faults: IntArray = NO_INTS
+    """Batch indices whose logits processor failed; their tokens mean nothing."""
     logprobs: tuple[RowLogprobs, ...] = ()
+    prompt_logprobs: tuple[RowLogprobs, ...] = ()
+    """Those of the prompt tokens that a chunk tells; an entry for each index asked for."""
 
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=encode_array)

@@ -44,6 +44,15 @@ class ModelFacts(Struct, frozen=True, kw_only=True):
     """What it is computed in: `float32`, `bfloat16` or `float16`."""
 
 
+class HistoryNeed(Struct, frozen=True):
+    """A model reads tokens of before: no more than `lookback` behind what it is fed, or all.
+
+    That it never reads further is the model's promise, not a setting.
+    """
+
+    lookback: int | None = None
+
+
 class DeviceSpecs(Struct, frozen=True, kw_only=True):
     """The geometry the control plane plans with."""
 
@@ -65,6 +74,8 @@ class DeviceSpecs(Struct, frozen=True, kw_only=True):
     """Parents in the pool of suspended requests' images, the null page included; 1 is no pool."""
     max_retracted_requests: int = 0
     """Requests that may be suspended at the same time."""
+    history: HistoryNeed | None = None
+    """Which tokens of before the model reads; None for one that reads its inputs alone."""
 
     @property
     def kv_tokens(self) -> int:

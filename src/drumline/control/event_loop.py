@@ -41,6 +41,7 @@ from drumline.control.cache_ops import CacheOps
 from drumline.control.controls import Controls
 from drumline.control.gate import Held, Passed, passed
 from drumline.control.grammars import Grammars
+from drumline.control.history import HistoryRows
 from drumline.control.ingress import Ingress, Limits
 from drumline.control.load_report import LoadReport
 from drumline.control.output import Outputs
@@ -129,6 +130,11 @@ class EventLoop:
         self._controls = Controls()
         self._cache_ops = CacheOps(ranks.replica, specs)
         self._grammars = Grammars(grammars, ranks.replica)
+        self._history = (
+            HistoryRows(specs.history, specs.max_rows, specs.model.max_model_len)
+            if specs.history is not None
+            else None
+        )
         self._load_report = LoadReport()
         self._batch_log = BatchLog(ranks.world.index)
         self._in_flight: deque[_Forward] = deque()
@@ -205,6 +211,8 @@ class EventLoop:
         if outcome.released:
             # Queued behind the forwards that may still read what these requests hold.
             self._data_plane.release(outcome.released)
+            if self._history is not None:
+                self._history.forget(outcome.released)
         self._finish_drain()
         self._send(outcome.columns)
         if outcome.ended and self._relay.owner:
@@ -323,6 +331,8 @@ class EventLoop:
         self._data_plane.admit([each.admission for each in admitted])
         for each in admitted:
             each.request.known_to_device = True
+            if self._history is not None:
+                self._history.admit(each.request.rid, each.spec.tokens)
         attachments = [
             Attachment(each.request.rid, each.grammar)
             for each in admitted
@@ -383,9 +393,13 @@ class EventLoop:
         for op in plan.cache_ops:
             if isinstance(op, Snapshot):
                 self._outputs.suspend(op.rid, self._now_us)
+                if self._history is not None:
+                    self._history.suspend(op.rid)
         cached = 0
         for bound in plan.bound:
             tokens = self._scheduler.cached_tokens(bound.rid)
+            if self._history is not None:
+                self._history.bind(bound)
             if self._outputs.bind(bound, tokens, self._now_us):
                 cached += tokens
         self._cache_ops.counters.cached_tokens += cached
@@ -419,7 +433,8 @@ class EventLoop:
         """Gather what a forward reads besides its plan."""
         if plan.batch is None:
             return Dispatch(dp=dp)
-        return Dispatch(self._outputs.logprob_plan(plan.batch), dp)
+        history = None if self._history is None else self._history.seeds(plan.batch)
+        return Dispatch(self._outputs.logprob_plan(plan.batch), dp, history)
 
     def _dispatch(self, plan: Plan, dispatch: Dispatch, frozen: bool) -> int | None:
         """Hand a round's work to the data plane; returns the ticket of its forward, if any.
@@ -448,6 +463,8 @@ class EventLoop:
             forward = self._in_flight.popleft()
             result = self._data_plane.complete(forward.ticket)
             self._relay.add_result(result)
+            if self._history is not None:
+                self._history.commit(forward.batch, result)
             # A forward is waited for, so its tokens are later than the round's head. This
             # rank's own clock says by how much; such times are told and decide nothing.
             told_us = self._clock.now_us() + self._ahead_us

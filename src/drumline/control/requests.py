@@ -15,14 +15,12 @@ from drumline.contract.request import Admission, GenerateRequest
 from drumline.scheduler.events import RequestSpec
 
 CLIENT_ERROR = 400
+TIMED_OUT = 408
 CONFLICT = 409
 CLIENT_GONE = 499
 TOO_MANY = 429
 ENGINE_ERROR = 500
 NO_CAPACITY = 503
-
-NUMERICAL_ERROR = 523
-"""The wire's error type of a request whose logits were not finite."""
 
 
 class Reason(StrEnum):
@@ -58,6 +56,22 @@ class Ending(Struct, frozen=True):
                 return told
 
 
+class PromptLogprobs(Struct):
+    """Log probabilities of a prompt's tokens from `start` on, as far as they are computed.
+
+    The first one's is None. `top_*` has those of other tokens at each place, where they were
+    asked for.
+    """
+
+    start: int
+    ids: list[int]
+    """The prompt's tokens from `start` on."""
+    wants_top: bool
+    values: list[float | None] = []
+    top_values: list[list[float] | None] = []
+    top_ids: list[list[int] | None] = []
+
+
 class Request:
     """One live request.
 
@@ -71,6 +85,7 @@ class Request:
     __slots__ = (
         "arrived_us",
         "cached_tokens",
+        "deadline_us",
         "first_token_us",
         "grammar",
         "held",
@@ -81,6 +96,7 @@ class Request:
         "limit",
         "min_new_tokens",
         "produced",
+        "prompt_logprobs",
         "prompt_tokens",
         "return_logprob",
         "rid",
@@ -120,7 +136,9 @@ class Request:
         self.held_logprobs: list[float] = []
         self.held_top_logprobs: list[list[float]] = []
         self.held_top_ids: list[list[int]] = []
+        self.prompt_logprobs = _prompt_logprobs(asked)
         self.arrived_us = now_us
+        self.deadline_us = now_us + asked.deadline_us if asked.deadline_us else 0
         self.scheduled_us = -1
         self.first_token_us = -1
         self.suspensions = 0
@@ -139,6 +157,17 @@ class Request:
             f"Request({self.rid!r}, row={self.row}, prompt={self.prompt_tokens}, "
             f"limit={self.limit})"
         )
+
+
+def _prompt_logprobs(asked: GenerateRequest) -> PromptLogprobs | None:
+    start = asked.prompt_logprobs_from
+    if start < 0:
+        return None
+    wants_top = bool(asked.top_logprobs or asked.logprob_ids)
+    told = PromptLogprobs(start, asked.input_ids[start:].tolist(), wants_top, [None])
+    if wants_top:
+        told.top_values, told.top_ids = [None], [None]
+    return told
 
 
 class Admitted(Struct, frozen=True):

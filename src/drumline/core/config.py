@@ -131,6 +131,21 @@ class ModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             extra=_flags("--random-seed"),
         ),
     ] = None
+    deterministic: Annotated[
+        bool,
+        Meta(
+            description="answer a request with the same tokens whatever runs beside it, however "
+            "its prompt is cut and whatever is cached of it; slower",
+            extra=_flags("--enable-deterministic-inference"),
+        ),
+    ] = False
+    logits_processors: Annotated[
+        tuple[ModelName, ...],
+        Meta(
+            description="installed logits processors that requests may name: entry points of the "
+            "group drumline.logits_processors"
+        ),
+    ] = ()
 
 
 class CacheConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

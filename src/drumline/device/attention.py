@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from drumline.contract.arrays import IntArray
+from drumline.device.history import ReadTokens
 from drumline.device.kv import BlockTable, KvPool
 
 
@@ -26,7 +27,16 @@ class AttentionBatch:
     as soon as the forward is done, this may not.
     """
 
-    __slots__ = ("blocks", "decodes", "lengths", "positions", "prefixes", "slots", "starts")
+    __slots__ = (
+        "blocks",
+        "decodes",
+        "history",
+        "lengths",
+        "positions",
+        "prefixes",
+        "slots",
+        "starts",
+    )
 
     def __init__(
         self, table: BlockTable, rows: IntArray, lengths: IntArray, prefixes: IntArray, page: int
@@ -36,6 +46,8 @@ class AttentionBatch:
         positions = np.arange(len(token_row)) - starts[token_row] + prefixes[token_row]
         columns = positions // page
         held = table.at(rows[token_row], columns).astype(np.int64)
+        self.history: ReadTokens | None = None
+        """What a model that looks back on tokens may read."""
         self.lengths = lengths
         self.prefixes = prefixes
         self.starts = starts
@@ -66,7 +78,7 @@ class _DecodeGroup:
         found = self.masks.get(window)
         if found is None:
             query = self.positions.unsqueeze(1)
-            found = _additive(query, torch.arange(self.width), window, dtype)
+            found = additive_mask(query, torch.arange(self.width), window, dtype)
             self.masks[window] = found = found.view(len(self.tokens), 1, 1, self.width)
         return found
 
@@ -99,7 +111,7 @@ def _decode_groups(
     return groups
 
 
-def _additive(query: Tensor, key: Tensor, window: int | None, dtype: torch.dtype) -> Tensor:
+def additive_mask(query: Tensor, key: Tensor, window: int | None, dtype: torch.dtype) -> Tensor:
     """Return 0 where the position `query` may read `key`, else minus infinity."""
     hidden = key > query
     if window is not None:
@@ -133,6 +145,15 @@ class Attention(Protocol):
         """
 
 
+def store(keys: Tensor, values: Tensor, key: Tensor, value: Tensor, batch: AttentionBatch) -> None:
+    """Write a batch's keys and values to a layer's pool.
+
+    Before anything is read: a batch's tokens attend to each other.
+    """
+    keys.view(-1, *key.shape[1:]).index_copy_(0, batch.slots, key)
+    values.view(-1, *value.shape[1:]).index_copy_(0, batch.slots, value)
+
+
 class TorchAttention:
     """The reference back end."""
 
@@ -151,9 +172,7 @@ class TorchAttention:
         window: int | None,
     ) -> Tensor:
         keys, values = self._pool.keys[layer], self._pool.values[layer]
-        # Written before anything is read: a batch's tokens attend to each other.
-        keys.view(-1, *key.shape[1:]).index_copy_(0, batch.slots, key)
-        values.view(-1, *value.shape[1:]).index_copy_(0, batch.slots, value)
+        store(keys, values, key, value, batch)
         out = torch.empty_like(query)
         for group in batch.decodes:
             out[group.tokens] = _decode(group, query, keys, values, window)
@@ -214,7 +233,7 @@ def _extend(
         seen = prefix + end
         first = 0 if window is None else max(0, prefix + start - window + 1)
         position = torch.arange(prefix + start, seen).unsqueeze(1)
-        mask = _additive(position, torch.arange(first, seen), window, query.dtype)
+        mask = additive_mask(position, torch.arange(first, seen), window, query.dtype)
         attended = functional.scaled_dot_product_attention(
             queries[:, :, start:end],
             keys[:, :, first:seen],

@@ -19,10 +19,13 @@ from drumline.core.config import Config, Dtype
 from drumline.core.errors import ConfigError
 from drumline.core.model_files import find_model
 from drumline.device.attention import TorchAttention
+from drumline.device.blocks import Apportioned, in_blocks, whole
 from drumline.device.budget import MIB, budget_of
 from drumline.device.executor import Executor
+from drumline.device.fixed_attention import FixedAttention
 from drumline.device.forward_thread import ForwardThread
 from drumline.device.handle import DeviceHandle
+from drumline.device.history import TokenHistory
 from drumline.device.host_cache import HostCache
 from drumline.device.kv import BlockTable, KvPool
 from drumline.device.layers import Backend, TorchLinear
@@ -32,6 +35,7 @@ from drumline.device.models.decoder import load_decoder, weight_count
 from drumline.device.models.shard import most_kv_heads, shard_of
 from drumline.device.page import BLOCK_TOKENS
 from drumline.device.parallel import Alone, TensorGroup
+from drumline.device.sampling.processors import load_processors
 from drumline.device.sampling.sampler import Sampler
 
 _log = logging.getLogger(__name__)
@@ -44,6 +48,8 @@ _DTYPES = {
 _MANY_WEIGHTS = 1_000_000_000
 _COPY_THREADS = 8
 """Threads that copy between KV pool and host memory: a few use up the memory's bandwidth."""
+_MOST_EXACT_SUMMANDS = 2
+"""Of so many ranks, a sum has the same bits whichever comes first."""
 
 
 class StartUp(Struct, frozen=True):
@@ -94,8 +100,20 @@ def _build(config: Config, group: TensorGroup) -> DeviceBuild:
 
     device = torch.device("cpu")
     backend = Backend("torch", TorchLinear, TorchAttention)
+    apportioned: Apportioned = whole
+    if config.model.deterministic:
+        if group.size > _MOST_EXACT_SUMMANDS:
+            raise ConfigError(
+                "--deterministic",
+                f"{group.size} tensor-parallel ranks sum in an order that depends on the batch; "
+                f"at most {_MOST_EXACT_SUMMANDS} do not",
+            )
+        backend = Backend("torch, deterministic", TorchLinear, FixedAttention)
+        apportioned = in_blocks
     with _load_threads(weights):
-        decoder = load_decoder(model, checkpoint.weights, backend, dtype, device, group)
+        decoder = load_decoder(
+            model, checkpoint.weights, backend, dtype, device, group, apportioned
+        )
     pool = KvPool(
         layers=model.layers,
         blocks=budget.pages,
@@ -106,10 +124,17 @@ def _build(config: Config, group: TensorGroup) -> DeviceBuild:
         device=device,
     )
     rows = config.schedule.max_num_seqs + 1
-    sampler = Sampler(rows, model.vocab_size)
+    sampler = Sampler(
+        rows,
+        model.vocab_size,
+        load_processors(config.model.logits_processors, model.vocab_size),
+        alone=config.model.deterministic,
+    )
     # One column more than the context fills: the block a last token would be written to.
     table = BlockTable(rows, max_model_len // BLOCK_TOKENS + 1)
-    executor = Executor(decoder, backend.attention(pool), sampler, rows, BLOCK_TOKENS)
+    need = decoder.history
+    history = TokenHistory(rows, max_model_len) if need is not None else None
+    executor = Executor(decoder, backend.attention(pool), sampler, rows, BLOCK_TOKENS, history)
     cache = HostCache(
         pool, executor, budget.host, threads=min(torch.get_num_threads(), _COPY_THREADS)
     )
@@ -149,6 +174,7 @@ def _build(config: Config, group: TensorGroup) -> DeviceBuild:
         num_host_pages=budget.host.host_pages,
         num_snapshot_pages=budget.host.snapshot_pages,
         max_retracted_requests=budget.host.max_retracted,
+        history=need,
     )
     handle = DeviceHandle(executor, pool, table, sampler, cache)
     return DeviceBuild(specs, handle, StartUp(load_ms, budget.pool_bytes))

@@ -13,12 +13,14 @@ from torch import Tensor
 
 from drumline.contract.arrays import NO_INTS, IntArray
 from drumline.contract.plan import Batch
-from drumline.contract.ports import DpRound, LogprobPlan
+from drumline.contract.ports import DpRound, HistorySeeds, LogprobPlan
 from drumline.contract.result import ForwardResult, RowLogprobs
 from drumline.core.errors import InvariantError
 from drumline.device.attention import Attention, AttentionBatch, LayerFence
+from drumline.device.history import TokenHistory
 from drumline.device.kv import BlockTable
 from drumline.device.models.decoder import Decoder
+from drumline.device.sampling.logprobs import prompt_logprobs, span_of
 from drumline.device.sampling.sampler import Sampler
 
 
@@ -26,16 +28,24 @@ class Executor:
     """Runs batches on a model.
 
     A row's state, `row_words` 64-bit words, is the token it sampled last. What penalties
-    count is kept by request, in the sampler, and outlives the row anyway.
+    count is kept by request, in the sampler, and outlives the row anyway; a history of tokens
+    is seeded anew.
     """
 
     row_words = 1
 
-    __slots__ = ("_attention", "_last", "_model", "_page", "_sampler")
+    __slots__ = ("_attention", "_history", "_last", "_model", "_page", "_sampler")
 
     def __init__(
-        self, model: Decoder, attention: Attention, sampler: Sampler, rows: int, page: int
+        self,
+        model: Decoder,
+        attention: Attention,
+        sampler: Sampler,
+        rows: int,
+        page: int,
+        history: TokenHistory | None = None,
     ) -> None:
+        self._history = history
         self._model = model
         self._attention = attention
         self._sampler = sampler
@@ -48,10 +58,12 @@ class Executor:
         table: BlockTable,
         wanted: LogprobPlan | None,
         fence: LayerFence | None = None,
+        seeds: HistorySeeds | None = None,
     ) -> ForwardResult:
         """Compute a batch and return what it sampled. The batch feeds at least one token.
 
-        `fence` guards what the batch's plan loads, layer by layer.
+        `fence` guards what the batch's plan loads, layer by layer. `seeds` are what new owners of
+        rows have read before.
         """
         place = AttentionBatch(
             table, batch.rows, batch.input_lengths, batch.prefix_lengths, self._page
@@ -60,13 +72,27 @@ class Executor:
         sampling = np.ones(batch.size, np.bool_)
         sampling[: batch.extends] = ends[: batch.extends] >= batch.prompt_lengths
         chosen = np.flatnonzero(sampling).astype(np.int32)
-        last = (place.starts + batch.input_lengths - 1)[chosen].astype(np.int64)
-        logits = self._model.forward(
-            self._inputs(batch), place, self._attention, torch.from_numpy(last), fence
-        )
+        ids = self._inputs(batch)
+        if self._history is not None:
+            if seeds is not None:
+                self._history.seed(seeds)
+            place.history = self._history.append(
+                batch.rows, batch.input_lengths, place.positions, ids
+            )
+        hidden = self._model.hidden(ids, place, self._attention, fence)
         counts = sampling.astype(np.int32)
+        prompts: tuple[RowLogprobs, ...] = ()
+        if wanted is not None and len(wanted.prompts):
+            prompts = self._prompt_logprobs(hidden, batch, place.starts, wanted)
         if not len(chosen):
-            return ForwardResult(tokens=chosen, counts=counts, logprobs=_none_sampled(wanted))
+            return ForwardResult(
+                tokens=chosen,
+                counts=counts,
+                logprobs=_none_sampled(wanted),
+                prompt_logprobs=prompts,
+            )
+        last = (place.starts + batch.input_lengths - 1)[chosen].astype(np.int64)
+        logits = self._model.logits(hidden[torch.from_numpy(last)])
         rows = batch.rows[chosen]
         sampled = self._sampler.sample(logits, rows, ends[chosen], _among(chosen, wanted))
         self._last[torch.from_numpy(rows.astype(np.int64))] = sampled.tokens
@@ -75,8 +101,22 @@ class Executor:
             counts=counts,
             nan_indices=chosen[sampled.bad.numpy()],
             grammar_faults=chosen[list(sampled.faults)] if sampled.faults else NO_INTS,
+            stuck=chosen[sampled.stuck.numpy()],
+            processor_faults=chosen[list(sampled.failed)] if sampled.failed else NO_INTS,
             logprobs=_by_batch_index(chosen, sampled.logprobs, wanted),
+            prompt_logprobs=prompts,
         )
+
+    def _prompt_logprobs(
+        self, hidden: Tensor, batch: Batch, starts: IntArray, wanted: LogprobPlan
+    ) -> tuple[RowLogprobs, ...]:
+        """Return what the chunks `wanted` tell of their prompts' tokens."""
+        spans = []
+        for index, top in zip(map(int, wanted.prompts), map(int, wanted.prompts_top), strict=True):
+            admission = self._sampler.resident(batch.rows[index]).admission
+            start, length = int(batch.prefix_lengths[index]), int(batch.input_lengths[index])
+            spans.append(span_of(index, top, admission, start, length, int(starts[index])))
+        return prompt_logprobs(spans, lambda rows: self._model.logits(hidden[rows]))
 
     def export_row(self, row: int, state: Tensor) -> None:
         """Write a row's state to `state`, int64 `[row_words]`."""

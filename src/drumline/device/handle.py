@@ -99,7 +99,9 @@ class DeviceHandle:
             if dispatch.dp is not None and dispatch.dp.idle:
                 self.idle_forward(dispatch.dp)
             return None
-        return self._executor.run(plan.batch, self._table, dispatch.logprobs, fence)
+        return self._executor.run(
+            plan.batch, self._table, dispatch.logprobs, fence, dispatch.history
+        )
 
     @torch.inference_mode()
     def idle_forward(self, dp: DpRound) -> None:

@@ -20,6 +20,7 @@ from drumline.frontend.text.detokenizer import Detokenizer
 from drumline.frontend.text.stop_strings import StopStrings
 from drumline.frontend.text.tokenizer import Tokenizer
 from drumline.metrics.requests import RequestMetrics, RequestOutcome
+from drumline.wire.output import NUMERICAL_ERROR
 from drumline.wire.request import TokenizedGenerateReqInput
 from drumline.wire.sampling import SamplingParams, normalized
 
@@ -41,6 +42,8 @@ class Asked(Struct, frozen=True, kw_only=True):
     """Whether the stop string that matched is part of the answer."""
     logprobs: int | None = None
     """How many of the likeliest tokens to report at each place; None for none at all."""
+    prompt_logprobs: int | None = None
+    """As many beside each of the prompt's tokens; None for none at all."""
     data_parallel_rank: int | None = None
     """The engine that is to answer, whatever the others have to do."""
 
@@ -131,10 +134,16 @@ class Generation:
         """Return the ids of an answer so far, those of text that is held back included."""
         return list(self._answers[index].token_ids)
 
+    def prompt_logprobs(self, prompt: int) -> tuple[TokenLogprob | None, ...] | None:
+        """Return what was told of a prompt's tokens, the first None; None until it is told."""
+        return self._answers[prompt * self.asked.choices].prompt
+
     def _request(self, index: int) -> TokenizedGenerateReqInput:
         asked = self.asked
         prompt = index // asked.choices
         choice = index % asked.choices
+        # A prompt is told of once for all its answers.
+        told = choice == 0 and asked.prompt_logprobs is not None
         sampling = normalized(
             replace(
                 asked.sampling,
@@ -146,8 +155,9 @@ class Generation:
             rid=self._rid if len(self._answers) == 1 else f"{self._rid}-{index}",
             input_ids=asked.prompts[prompt],
             sampling_params=sampling,
-            return_logprob=asked.logprobs is not None,
-            top_logprobs_num=asked.logprobs or 0,
+            return_logprob=asked.logprobs is not None or told,
+            logprob_start_len=0 if told else -1,
+            top_logprobs_num=max(asked.logprobs or 0, (told and asked.prompt_logprobs) or 0),
             stream=True,
             created_time=self._clock.wall_s(),
             data_parallel_rank=asked.data_parallel_rank,
@@ -157,6 +167,8 @@ class Generation:
         answer = self._answers[index]
         now = self._clock.now_us()
         before = answer.tokens
+        if (delta.details or {}).get("err_type") == NUMERICAL_ERROR:
+            self._metrics.not_finite()
         piece = answer.add(delta)
         grown = answer.tokens - before
         self.usage.completion_tokens += grown
@@ -197,6 +209,7 @@ class _Answer:
         "_ends",
         "_keeps_stop",
         "_logprobs",
+        "_prompt_top",
         "_stop_ids",
         "_stops",
         "_unstopped",
@@ -206,6 +219,7 @@ class _Answer:
         "first_token_us",
         "index",
         "last_token_us",
+        "prompt",
         "token_ids",
     )
 
@@ -221,7 +235,9 @@ class _Answer:
         self._detokenizer = Detokenizer(tokenizer, skip_special=sampling.skip_special_tokens)
         self._stops = StopStrings(asked.stops) if asked.stops else None
         self._keeps_stop = asked.keeps_stop
-        self._logprobs = asked.logprobs is not None
+        self.prompt: tuple[TokenLogprob | None, ...] | None = None
+        self._logprobs = asked.logprobs
+        self._prompt_top = asked.prompt_logprobs
         self._stop_ids = sampling.stop_token_ids or set()
         eos = () if sampling.ignore_eos else tokenizer.facts.eos_ids
         self._ends = self._stop_ids.union(eos)
@@ -234,6 +250,8 @@ class _Answer:
 
     def add(self, delta: Delta) -> Piece:
         """Return what `delta` adds. Raises RequestError where the engine gave the answer up."""
+        if self._prompt_top is not None and delta.input_logprobs:
+            self.prompt = _told_of(delta, self._prompt_top)
         ids = delta.token_ids
         reason = delta.finished_reason
         stop_reason: str | int | None = None
@@ -286,16 +304,31 @@ class _Answer:
         return Piece(self.index, text, self._logprobs_of(delta, taken), reason, stop_reason)
 
     def _logprobs_of(self, delta: Delta, taken: int) -> tuple[TokenLogprob, ...]:
-        if not self._logprobs or len(delta.logprobs) != len(delta.token_ids):
+        most = self._logprobs
+        if most is None or len(delta.logprobs) != len(delta.token_ids):
             return ()
         tops: list[tuple[tuple[int, float], ...]] = [
-            tuple(zip(ids or (), values or (), strict=False))
+            tuple(zip(ids or (), values or (), strict=False))[:most]
             for ids, values in zip(delta.top_logprob_ids, delta.top_logprobs, strict=False)
         ]
         tops += [()] * (taken - len(tops))
         return tuple(
             map(TokenLogprob, delta.token_ids[:taken], delta.logprobs[:taken], tops[:taken])
         )
+
+
+def _told_of(delta: Delta, most: int) -> tuple[TokenLogprob | None, ...]:
+    """Return what a delta tells of its prompt's tokens, with `most` of the likeliest at each."""
+    values, ids = delta.input_logprobs, delta.input_logprob_ids
+    top: list[tuple[tuple[int, float], ...]] = [
+        tuple(zip(named or (), told or (), strict=False))[:most]
+        for named, told in zip(delta.input_top_logprob_ids, delta.input_top_logprobs, strict=False)
+    ]
+    top += [()] * (len(ids) - len(top))
+    return tuple(
+        None if value is None else TokenLogprob(id_, value, best)
+        for id_, value, best in zip(ids, values, top, strict=False)
+    )
 
 
 def _given_up(delta: Delta) -> str:

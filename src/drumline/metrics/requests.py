@@ -40,6 +40,7 @@ class RequestMetrics:
         "_first_token",
         "_gap",
         "_model",
+        "_not_finite",
         "_per_token",
         "_prompt",
         "_refused",
@@ -71,6 +72,10 @@ class RequestMetrics:
         )
         self._cached = counter(
             "tokenspeed:prefix_cache_hits", "Prompt tokens found in the prefix cache"
+        )
+        self._not_finite = counter(
+            "tokenspeed:num_nan_aborted_requests",
+            "Requests that ended because the model's output was not finite",
         )
         self._first_token = histogram(
             "tokenspeed:time_to_first_token_seconds", "Arrival to first token", _FIRST_TOKEN
@@ -119,6 +124,10 @@ class RequestMetrics:
         self._total.observe(max(outcome.total_s, 0.0))
         if outcome.per_token_s is not None:
             self._per_token.observe(max(outcome.per_token_s, 0.0))
+
+    def not_finite(self) -> None:
+        """Note a request that the engine gave up for want of finite logits."""
+        self._not_finite.inc()
 
     def refused(self, status: int) -> None:
         """Note a request that was answered with an error."""

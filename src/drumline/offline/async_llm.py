@@ -11,14 +11,15 @@ from msgspec.structs import replace
 
 from drumline.core.errors import PeerError, RequestError
 from drumline.core.ids import request_id
-from drumline.frontend.generation import Generation
+from drumline.frontend.generation import Generation, TokenLogprob
 from drumline.frontend.openai.calls import asked_of, encoded
 from drumline.frontend.openai.sampling import answer_length
 from drumline.frontend.service import Service
+from drumline.frontend.text.tokenizer import Tokenizer
 from drumline.launcher.engine import Engine
 from drumline.offline.options import config_of
-from drumline.offline.outputs import CompletionOutput, RequestOutput
-from drumline.offline.sampling import SamplingParams, fields_of
+from drumline.offline.outputs import CompletionOutput, Logprob, RequestOutput
+from drumline.offline.sampling import SamplingParams, fields_of, logprob_counts
 
 Prompt = str | Sequence[int]
 Messages = Sequence[Mapping[str, Any]]
@@ -134,6 +135,7 @@ class AsyncLLM:
         service = self._open.service
         params = params or SamplingParams()
         service.limits.check_ids(ids, "prompt")
+        in_answer, in_prompt = logprob_counts(params)
         asked = asked_of(
             service,
             fields_of(params),
@@ -141,18 +143,24 @@ class AsyncLLM:
             param="prompt",
             max_param="max_tokens",
             max_tokens=answer_length("max_tokens", params.max_tokens),
-            logprobs=None,
+            logprobs=in_answer,
         )
+        asked = replace(asked, prompt_logprobs=in_prompt)
         rid = request_id("llm")
         generation = Generation(
             asked, rid, service.engine, service.tokenizer, service.metrics, service.clock
         )
         answers = [CompletionOutput(index=index) for index in range(asked.choices)]
+        prompt_told: list[dict[int, Logprob] | None] | None = None
         running = asked.choices
         async with contextlib.aclosing(generation.pieces()) as pieces:
             async for piece in pieces:
                 answer = answers[piece.index]
                 answer.text += piece.text
+                if prompt_told is None and in_prompt is not None:
+                    prompt_told = _prompt_told(generation, service.tokenizer)
+                if in_answer is not None:
+                    _tell(answer, piece.logprobs, service.tokenizer)
                 answer.finish_reason = piece.finish_reason
                 answer.stop_reason = piece.stop_reason
                 running -= piece.finish_reason is not None
@@ -160,8 +168,13 @@ class AsyncLLM:
                     request_id=rid,
                     prompt=text,
                     prompt_token_ids=ids,
+                    prompt_logprobs=prompt_told,
                     outputs=[
-                        replace(answer, token_ids=generation.token_ids(answer.index))
+                        replace(
+                            answer,
+                            token_ids=generation.token_ids(answer.index),
+                            logprobs=answer.logprobs and list(answer.logprobs),
+                        )
                         for answer in answers
                     ],
                     finished=not running,
@@ -173,6 +186,35 @@ class AsyncLLM:
         if self._running is None:
             raise PeerError("the engine is not running; use `async with`, or call start() first")
         return self._running
+
+
+def _tell(answer: CompletionOutput, told: Sequence[TokenLogprob], tokenizer: Tokenizer) -> None:
+    """Grow an answer's log probabilities by those of its new tokens."""
+    answer.logprobs = (answer.logprobs or []) + [_by_id(one, tokenizer) for one in told]
+    answer.cumulative_logprob = (answer.cumulative_logprob or 0.0) + sum(
+        one.logprob for one in told
+    )
+
+
+def _prompt_told(
+    generation: Generation, tokenizer: Tokenizer
+) -> list[dict[int, Logprob] | None] | None:
+    told = generation.prompt_logprobs(0)
+    if told is None:
+        return None
+    return [None if one is None else _by_id(one, tokenizer) for one in told]
+
+
+def _by_id(told: TokenLogprob, tokenizer: Tokenizer) -> dict[int, Logprob]:
+    def one(token_id: int, logprob: float, rank: int | None) -> Logprob:
+        return Logprob(logprob, rank, tokenizer.piece(token_id).decode(errors="replace"))
+
+    found = {
+        token_id: one(token_id, value, rank) for rank, (token_id, value) in enumerate(told.top, 1)
+    }
+    if told.token_id not in found:
+        found = {told.token_id: one(told.token_id, told.logprob, None), **found}
+    return found
 
 
 def _ids(prompt: Sequence[int]) -> list[int]:

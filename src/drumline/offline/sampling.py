@@ -6,6 +6,7 @@ import msgspec
 from msgspec import Struct
 
 from drumline.core.errors import RequestError
+from drumline.frontend.openai.sampling import logprob_count
 from drumline.frontend.openai.schema import SamplingFields
 
 
@@ -31,11 +32,17 @@ class SamplingParams(Struct, kw_only=True):
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     logit_bias: dict[int, float] | None = None
+    logprobs: int | None = None
+    """How many of the likeliest tokens to tell at each place of the answer."""
+    prompt_logprobs: int | None = None
+    """And at each place of the prompt."""
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
 
 
-_CHECKED = SamplingParams.__struct_fields__
+_ELSEWHERE = {"logprobs", "prompt_logprobs"}
+"""Fields that the HTTP API's routes spell in ways of their own."""
+_CHECKED = [name for name in SamplingParams.__struct_fields__ if name not in _ELSEWHERE]
 
 
 def fields_of(params: SamplingParams) -> SamplingFields:
@@ -59,3 +66,19 @@ def fields_of(params: SamplingParams) -> SamplingFields:
         what, _, where = str(error).partition(" - at ")
         name = where.strip("`$.")
         raise RequestError(400, f"{name}: {what}", param=name) from None
+
+
+def logprob_counts(params: SamplingParams) -> tuple[int | None, int | None]:
+    """Return how many likely tokens are told in answer and prompt.
+
+    Raises RequestError 400 for a number that is none or out of range.
+    """
+    counts = []
+    for name in ("logprobs", "prompt_logprobs"):
+        value = getattr(params, name)
+        if value is not None:
+            if not isinstance(value, int):
+                raise RequestError(400, f"{name} is {value!r}; it must be a number", param=name)
+            logprob_count(name, value)
+        counts.append(value)
+    return counts[0], counts[1]

@@ -90,7 +90,12 @@ def _serve(
                 members=company.layout.replica(company.rank),
                 rank=company.rank,
             ),
-            limits=Limits.of(specs, scheduler.max_request_tokens, grammars=grammars is not None),
+            limits=Limits.of(
+                specs,
+                scheduler.max_request_tokens,
+                grammars=grammars is not None,
+                processors=config.model.logits_processors,
+            ),
             specs=specs,
             in_flight_depth=config.schedule.in_flight_depth,
             grammars=grammars,

@@ -7,7 +7,7 @@ request that is over, and no end twice.
 from msgspec import Struct
 
 from drumline.contract.messages import CallReply, Message, Submitted
-from drumline.contract.outputs import Load, OutputColumns
+from drumline.contract.outputs import Load, OutputColumns, PromptColumns
 from drumline.core.errors import InvariantError
 from drumline.replay.clock import ManualClock
 
@@ -25,6 +25,7 @@ class Told(Struct):
     cached_tokens: int = 0
     finished: str = ""
     details: dict[str, object] | None = None
+    prompt: PromptColumns | None = None
 
 
 class ScriptedFrontend:
@@ -62,7 +63,11 @@ class ScriptedFrontend:
     def send(self, outputs: OutputColumns, load: Load) -> None:
         """Keep one round's outputs. Raises InvariantError if they break the wire's promises."""
         self.loads.append((self._clock.now_us(), load))
-        columns = {name: len(getattr(outputs, name)) for name in OutputColumns.__struct_fields__}
+        columns = {
+            name: len(getattr(outputs, name))
+            for name in OutputColumns.__struct_fields__
+            if name != "prompts"
+        }
         if len(set(columns.values())) != 1:
             raise InvariantError(f"ragged output columns: {columns}")
         for i, rid in enumerate(outputs.rids):
@@ -78,6 +83,10 @@ class ScriptedFrontend:
             told.completion_tokens = outputs.completion_tokens[i]
             told.cached_tokens = outputs.cached_tokens[i]
             told.details = outputs.details[i]
+            if i in outputs.prompts:
+                if told.prompt is not None:
+                    raise InvariantError(f"{rid!r} is told of its prompt twice")
+                told.prompt = outputs.prompts[i]
             if outputs.finished_reasons[i]:
                 told.finished = outputs.finished_reasons[i]
                 self.over.append((rid, self.live.pop(rid)))

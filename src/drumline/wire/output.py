@@ -7,6 +7,9 @@ from msgspec import Struct
 ENGINE_CORE_DEAD = b"ENGINE_CORE_DEAD"
 """The raw frame that an engine sends last."""
 
+NUMERICAL_ERROR = 523
+"""The `err_type` of a request that ended because the model's output was not finite."""
+
 Floats = list[float]
 Ints = list[int]
 

@@ -3,7 +3,7 @@ import re
 import numpy as np
 import pytest
 
-from drumline.contract.request import GenerateRequest, Sampling
+from drumline.contract.request import GenerateRequest, ProcessorCall, Sampling
 from drumline.control.ingress import Ingress, Limits
 from drumline.control.requests import Admitted, Reason, Refusal
 
@@ -31,6 +31,27 @@ def test_an_admitted_request_carries_its_budget_to_scheduler_and_data_plane():
     assert admit(asked(4, priority=3)).spec.priority == 3
 
 
+def test_nothing_cached_reaches_past_the_first_position_that_is_told_of():
+    assert admit(asked(9, prompt_logprobs_from=5)).spec.max_cached_prefix_tokens == 5
+    assert admit(asked(9)).spec.max_cached_prefix_tokens > 9
+    assert admit(asked(9, cache_salt="x")).spec.cache_salt == "x"
+
+
+@pytest.mark.parametrize(
+    ("fields", "read"),
+    [
+        ({}, False),
+        ({"sampling": {"repetition_penalty": 1.1}}, True),
+        ({"sampling": {"frequency_penalty": 1.1}}, False),
+        ({"sampling": {"bad_words": ((1,),)}}, False),
+        ({"sampling": {"bad_words": ((1,), (1, 2))}}, True),
+        ({"prompt_logprobs_from": 0}, True),
+    ],
+)
+def test_the_data_plane_learns_prompts_that_something_reads(fields, read):
+    assert admit(asked(4, **fields)).admission.prompt_ids.tolist() == ([0, 1, 2, 3] if read else [])
+
+
 def test_without_a_bound_the_budget_is_the_rest_of_the_context():
     limits = Limits(vocab_size=100, context_tokens=64, pool_tokens=1000, eos_token_ids=(2,))
     assert admit(asked(4), limits).request.limit == 60
@@ -56,6 +77,14 @@ def test_a_stop_id_the_model_cannot_produce_is_left_out():
         (asked(0), "input_ids must not be empty"),
         (asked(input_ids=np.array([1, 100], np.int32)), r"input_ids\[1\] is 100; .* 0 to 99"),
         (asked(input_ids=np.array([-1, 100], np.int32)), r"input_ids\[0\] is -1"),
+        (asked(logprob_ids=(3, 100)), "token_ids_logprob names id 100; .* 0 to 99"),
+        (asked(logprob_ids=(3,) * 129), "token_ids_logprob has 129 ids; 128 are allowed"),
+        (asked(prompt_logprobs_from=4), "logprob_start_len is 4; .* prompt of 4 tokens"),
+        (asked(sampling={"typical_p": 0.0}), "typical_p is 0.0; it must be above 0"),
+        (asked(sampling={"allowed_ids": (100,)}), "allowed_ids names id 100"),
+        (asked(sampling={"bad_words": ((1, 100),)}), "bad_words names id 100"),
+        (asked(sampling={"bad_words": ((1,) * 33,)}), "bad_words has one of 33 tokens"),
+        (asked(processors=(ProcessorCall("favour"),)), "'favour' is not loaded here; none is"),
         (asked(64), "64 tokens, but the context holds 64"),
         (asked(50), "50 tokens, but the KV pool holds 48"),
         (asked(max_new_tokens=0), "max_new_tokens is 0"),

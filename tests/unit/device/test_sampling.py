@@ -1,4 +1,4 @@
-"""Tokens are drawn from the distribution that was asked for, by lots that are reproducible."""
+"""Tokens are drawn from the distribution that was asked for, by noise that is reproducible."""
 
 import numpy as np
 import pytest
@@ -7,97 +7,159 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drumline.contract.ports import LogprobPlan
-from drumline.contract.request import TOP_K_OFF, Admission, Sampling
+from drumline.contract.request import Admission, Sampling
 from drumline.core.errors import InvariantError
-from drumline.device.sampling.draw import DrawSettings, draw
-from drumline.device.sampling.lots import uniform
+from drumline.device.sampling import noise
 from drumline.device.sampling.sampler import Sampler
 
 from .conftest import ints
+from .reference_sampler import draw_of, edited, reference
+
+DRAWS = 50_000
+FEW_DRAWS = 6_000
+AT_ONCE = 2_000
+
+FEATURES = {
+    "plain": {},
+    "temperature": {"temperature": 0.6},
+    "hot": {"temperature": 1.8},
+    "top-k": {"top_k": 5},
+    "top-p": {"top_p": 0.7},
+    "min-p": {"min_p": 0.1},
+    "typical-p": {"typical_p": 0.6},
+    "biases": {"logit_bias": {3: 2.5, 17: -4.0, 40: 1.0}},
+    "allowed ids": {"allowed_ids": tuple(range(10, 40))},
+    "bad words": {"bad_words": ((4,), (7, 2, 30), (2, 5), (9, 2, 6))},
+    "repetition": {"repetition_penalty": 1.7},
+    "frequency": {"frequency_penalty": 0.8},
+    "presence": {"presence_penalty": -0.9},
+}
+COMBINED = {
+    "top-k, temperature": {"top_k": 20, "temperature": 1.5},
+    "top-k, top-p, min-p": {"top_k": 30, "top_p": 0.8, "min_p": 0.02},
+    "min-p, hot": {"min_p": 0.1, "temperature": 1.8},
+    "typical-p behind top-p": {"typical_p": 0.8, "top_p": 0.9, "temperature": 1.3},
+    "typical-p behind top-k": {"typical_p": 0.5, "top_k": 12},
+    "typical-p, min-p": {"typical_p": 0.7, "min_p": 0.05},
+    "all penalties": {
+        "repetition_penalty": 1.3,
+        "frequency_penalty": 0.4,
+        "presence_penalty": 0.5,
+        "top_p": 0.9,
+    },
+    "everything": {
+        "temperature": 1.4,
+        "top_k": 25,
+        "top_p": 0.95,
+        "min_p": 0.01,
+        "typical_p": 0.9,
+        "repetition_penalty": 1.2,
+        "frequency_penalty": 0.2,
+        "presence_penalty": 0.3,
+        "logit_bias": {3: 2.0, 11: -1.0},
+        "bad_words": ((4,), (2, 5)),
+        "allowed_ids": tuple(range(45)),
+    },
+}
+NARROWING = {"top_k", "top_p", "typical_p"}
+PROMPT = [9, 31, 31, 12, 7, 2]
+SAID = [20, 20, 33, 7, 2]
+"""What a request with penalties or bad words has said before each draw."""
 
 
-def wanted_distribution(logits, *, temperature=1.0, top_k=TOP_K_OFF, top_p=1.0, min_p=0.0):
-    """The distribution to draw from, in plain NumPy and double precision."""
-    scaled = logits.astype(np.float64) / temperature
-    probabilities = np.exp(scaled - scaled.max())
-    order = np.argsort(-probabilities, kind="stable")
-    kept = np.zeros(len(logits), bool)
-    kept[order[:top_k]] = True
-    probabilities = np.where(kept, probabilities, 0)
-    probabilities /= probabilities.sum()
-    ranked = probabilities[order]
-    before = np.cumsum(ranked) - ranked
-    kept[order[before >= top_p]] = False
-    kept[order[0]] = True
-    probabilities = np.where(kept, probabilities, 0)
-    probabilities = np.where(probabilities >= min_p * probabilities.max(), probabilities, 0)
-    return probabilities / probabilities.sum()
+def frequencies(logits, how, draws=DRAWS):
+    """How often each token is drawn, each time by another seed and for another place."""
+    counts = np.zeros(len(logits), np.int64)
+    many = torch.from_numpy(logits).repeat(AT_ONCE, 1)
+    rows = np.ones(AT_ONCE, np.int32)
+    for first in range(0, draws, AT_ONCE):
+        sampler = sampler_with(
+            a={
+                "sampling": Sampling(seed=first, **how),
+                "prompt_tokens": len(PROMPT),
+                "prompt_ids": ints(*PROMPT),
+            },
+            vocab=len(logits),
+        )
+        # Said by hand: what the rules forbid must not depend on what they let through before.
+        for token in SAID:
+            sampler._edits.remember([(0, sampler.resident(1))], torch.tensor([token]))
+        positions = 100 + np.arange(AT_ONCE, dtype=np.int32)
+        sampled = sampler.sample(many.clone(), rows, positions)
+        assert not sampled.bad.any()
+        counts += np.bincount(sampled.tokens.numpy(), minlength=len(logits))
+    return counts
 
 
-def settings_of(rows, lots, **how):
-    def column(name, default, kind):
-        return np.full(rows, how.get(name, default), kind)
-
-    return DrawSettings(
-        column("greedy", False, np.bool_),
-        column("temperature", 1.0, np.float32),
-        column("top_k", TOP_K_OFF, np.int32),
-        column("top_p", 1.0, np.float32),
-        column("min_p", 0.0, np.float32),
-        lots,
+def assert_drawn_from(counts, expected):
+    """A chi-square test, at about one false alarm in 30,000."""
+    assert not counts[expected == 0].any()
+    wanted = expected * counts.sum()
+    common = wanted >= 5
+    # What is too rare for a cell of its own shares one.
+    cells = [*zip(counts[common], wanted[common], strict=True)]
+    if wanted[~common].sum() >= 5:
+        cells.append((counts[~common].sum(), wanted[~common].sum()))
+    statistic = sum((got - due) ** 2 / due for got, due in cells)
+    freedom = max(len(cells) - 1, 1)
+    # The cube of a chi-square variable over its freedom is nearly normal (Wilson and Hilferty).
+    score = ((statistic / freedom) ** (1 / 3) - (1 - 2 / (9 * freedom))) / np.sqrt(
+        2 / (9 * freedom)
     )
+    assert score < 4
 
 
-def drawn(logits, lots, **how):
-    many = torch.from_numpy(np.repeat(logits[None], len(lots), 0))
-    tokens, bad = draw(many, settings_of(len(lots), lots, **how))
-    assert not bad.any()
-    return tokens.numpy()
-
-
-HOW = [
-    {},
-    {"temperature": 0.6},
-    {"temperature": 1.8, "min_p": 0.1},
-    {"top_k": 5},
-    {"top_k": 40, "temperature": 1.5},
-    {"top_p": 0.7},
-    {"top_k": 30, "top_p": 0.8, "min_p": 0.02},
-    # Flat enough for the nucleus to reach beyond the candidates that are sorted first.
-    {"top_p": 0.9, "temperature": 9.0},
-    {"top_k": 5000, "top_p": 0.95, "temperature": 9.0},
-    {"top_k": 2500, "temperature": 9.0},
-    {"top_k": 3000, "top_p": 0.05, "temperature": 9.0},
-]
-
-
-@pytest.mark.parametrize("vocab", [37, 700, 6001])
-@pytest.mark.parametrize("how", HOW, ids=str)
-def test_frequencies_are_those_of_the_distribution(vocab, how):
-    random = np.random.default_rng(vocab)
-    logits = random.standard_normal(vocab).astype(np.float32) * 2
-    expected = wanted_distribution(logits, **how)
-    draws = 2000 if vocab < 1000 else 500
-    lots = (np.arange(draws) + random.random(draws)) / draws
-    counts = np.bincount(drawn(logits, lots, **how), minlength=vocab)
-    assert not counts[expected == 0].any()
-    # Evenly spread lots leave each token's count within two of what it should be.
-    assert np.abs(counts - expected * draws).max() <= 2
-
-
-@pytest.mark.parametrize("how", HOW[:7], ids=str)
-def test_frequencies_by_seed_and_position_pass_a_chi_square_test(how):
+@pytest.mark.parametrize("name", [*FEATURES, *COMBINED])
+def test_tokens_are_drawn_from_the_distribution_asked_for(name):
+    how = {**FEATURES, **COMBINED}[name]
     logits = np.random.default_rng(2).standard_normal(50).astype(np.float32) * 1.5
-    draws = 4000
-    lots = uniform(np.full(draws, 12345, np.uint64), np.arange(draws))
-    counts = np.bincount(drawn(logits, lots, **how), minlength=50)
-    expected = wanted_distribution(logits, **how) * draws
-    assert not counts[expected == 0].any()
-    common = expected >= 5
-    cells = int(common.sum())
-    statistic = ((counts - expected)[common] ** 2 / expected[common]).sum()
-    # Far beyond the 99.99th percentile of the chi-square distribution.
-    assert statistic < cells + 4 * np.sqrt(2 * cells) + 10
+    counts = frequencies(logits, how)
+    assert_drawn_from(counts, reference(edited(logits, PROMPT, SAID, **how), **how))
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {},
+        {"min_p": 0.02},
+        # Flat enough to reach beyond the candidates that are sorted first.
+        {"top_p": 0.9, "temperature": 9.0},
+        {"top_k": 500, "top_p": 0.95, "temperature": 9.0},
+        {"top_k": 310, "temperature": 9.0},
+        {"typical_p": 0.8, "temperature": 2.0},
+    ],
+    ids=str,
+)
+def test_a_vocabulary_of_several_stretches_is_drawn_from_as_asked(how):
+    logits = np.random.default_rng(5).standard_normal(701).astype(np.float32) * 2
+    counts = frequencies(logits, how, FEW_DRAWS)
+    assert_drawn_from(counts, reference(logits, **how))
+
+
+def test_an_answer_token_by_token_is_that_of_the_reference():
+    random = np.random.default_rng(12)
+    ways = [*FEATURES.values(), *COMBINED.values()]
+    sampler = sampler_with(
+        **{
+            f"r{i}": {
+                "sampling": Sampling(seed=i, **how),
+                "prompt_ids": ints(*PROMPT),
+                "prompt_tokens": len(PROMPT),
+            }
+            for i, how in enumerate(ways)
+        }
+    )
+    said = [[] for _ in ways]
+    for position in range(len(PROMPT), len(PROMPT) + 25):
+        logits = random.standard_normal((len(ways), VOCAB)).astype(np.float32) * 3
+        logits[:, 50:] -= 4  # so that words are banned now and then
+        got = sample(sampler, logits, range(1, len(ways) + 1), [position] * len(ways))
+        for row, how in enumerate(ways):
+            changed = edited(logits[row], PROMPT, said[row], **how)
+            chances = reference(changed, **how)
+            expected = draw_of(chances, row, position, narrowed=bool(NARROWING & how.keys()))
+            assert got.tokens[row] == expected, (how, position)
+            said[row].append(int(got.tokens[row]))
 
 
 @given(
@@ -106,43 +168,75 @@ def test_frequencies_by_seed_and_position_pass_a_chi_square_test(how):
     top_k=st.integers(1, 600),
     top_p=st.floats(0.01, 1),
     min_p=st.floats(0, 1),
+    typical_p=st.floats(0.01, 1),
     seed=st.integers(0, 2**31),
 )
 @settings(max_examples=60, deadline=None)
-def test_what_is_drawn_was_allowed(vocab, temperature, top_k, top_p, min_p, seed):
-    random = np.random.default_rng(seed)
-    logits = random.standard_normal(vocab).astype(np.float32) * 3
-    how = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
-    lots = np.concatenate((random.random(20), [0.0, 1 - 2.0**-53]))
-    tokens = drawn(logits, lots, **how)
+def test_what_is_drawn_was_allowed(vocab, seed, **how):
+    logits = np.random.default_rng(seed).standard_normal(vocab).astype(np.float32) * 3
+    sampler = Sampler(2, vocab)
+    sampler.admit([Admission(rid="a", prompt_tokens=1, sampling=Sampling(seed=seed, **how))])
+    sampler.bind(1, "a")
     # A hair more lenient than asked: the engine's floats are single.
-    lenient = how | {"top_p": min(1.0, top_p * (1 + 1e-4)), "min_p": min_p * (1 - 1e-4)}
-    assert (wanted_distribution(logits, **lenient)[tokens] > 0).all()
+    lenient = how | {
+        "top_p": min(1.0, how["top_p"] * (1 + 1e-4)),
+        "min_p": how["min_p"] * (1 - 1e-4),
+        "typical_p": 1.0,
+    }
+    allowed = reference(logits, **lenient) > 0
+    for position in range(20):
+        assert allowed[sample(sampler, logits[None], [1], [position]).tokens.item()]
 
 
-def test_lots_are_uniform_and_differ_by_seed_and_position():
-    seeds = np.repeat(np.arange(200, dtype=np.uint64), 200)
-    positions = np.tile(np.arange(200), 200)
-    lots = uniform(seeds, positions)
-    assert len(np.unique(lots)) == len(lots)
-    assert lots.min() >= 0
-    assert lots.max() < 1
-    counts = np.histogram(lots, 100, (0, 1))[0]
-    assert ((counts - 400) ** 2 / 400).sum() < 170
-    grid = lots.reshape(200, 200)
-    for neighbours in (
-        np.corrcoef(grid[:-1].ravel(), grid[1:].ravel()),
-        np.corrcoef(grid[:, :-1].ravel(), grid[:, 1:].ravel()),
-    ):
-        assert abs(neighbours[0, 1]) < 0.02
+@pytest.mark.parametrize("how", [{"top_k": 3}, {"top_p": 0.5}, {"typical_p": 0.5}, {}], ids=str)
+def test_tokens_of_one_logit_are_kept_or_dropped_together(how):
+    logits = np.full(600, -30.0, np.float32)
+    logits[[5, 90, 300, 599]] = 2.0  # more of one kind than a top-k of three
+    sampler = Sampler(2, 600)
+    sampler.admit([Admission(rid="a", prompt_tokens=1, sampling=Sampling(**how))])
+    sampler.bind(1, "a")
+    drawn = {sample(sampler, logits[None], [1], [at]).tokens.item() for at in range(200)}
+    assert drawn == {5, 90, 300, 599}
+
+
+@pytest.mark.parametrize(
+    "how", [{}, {"top_p": 0.9}, {"top_k": 40, "typical_p": 0.9}, {"temperature": 0.3}], ids=str
+)
+def test_logits_that_differ_in_their_last_digits_draw_the_same(how):
+    random = np.random.default_rng(6)
+    sampler = Sampler(2, 4000)
+    sampler.admit([Admission(rid="a", prompt_tokens=1, sampling=Sampling(**how))])
+    sampler.bind(1, "a")
+    same = 0
+    for position in range(150):
+        logits = random.standard_normal((1, 4000)).astype(np.float32) * 3
+        shaken = logits + random.standard_normal((1, 4000)).astype(np.float32) * 1e-5
+        first, second = (
+            sample(sampler, each, [1], [position]).tokens.item() for each in (logits, shaken)
+        )
+        same += first == second
+    assert same == 150
+
+
+def test_noise_is_spread_as_it_should_and_differs_by_seed_place_and_token():
+    seeds = np.repeat(np.arange(100, dtype=np.uint64), 20)
+    positions = np.tile(np.arange(20), 100)
+    values = noise.gumbel(noise.keys(seeds, positions), torch.arange(-10, 15)).numpy()
+    assert len(np.unique(values)) == values.size
+    uniform = np.exp(-np.exp(-values)).reshape(100, 20, 25)
+    counts = np.histogram(uniform, 100, (0, 1))[0]
+    assert ((counts - 500) ** 2 / 500).sum() < 170
+    for axis in range(3):
+        lined = np.moveaxis(uniform, axis, 0)
+        assert abs(np.corrcoef(lined[:-1].ravel(), lined[1:].ravel())[0, 1]) < 0.02
 
 
 VOCAB = 300
 
 
-def sampler_with(**requests):
+def sampler_with(vocab=VOCAB, **requests):
     """A sampler whose rows 1, 2, … serve these requests."""
-    sampler = Sampler(len(requests) + 1, VOCAB)
+    sampler = Sampler(len(requests) + 1, vocab)
     for row, (rid, admission) in enumerate(requests.items(), 1):
         sampler.admit([Admission(rid=rid, **({"prompt_tokens": 4} | admission))])
         sampler.bind(row, rid)
@@ -161,13 +255,17 @@ def test_a_row_draws_the_same_whatever_runs_beside_it():
         Sampling(top_k=1),
         Sampling(seed=2**63 - 1, top_k=20, min_p=0.05, temperature=0.7),
         Sampling(seed=77, top_p=0.99, temperature=30.0),
+        Sampling(seed=78, typical_p=0.9, temperature=30.0),
+        Sampling(seed=79, top_k=290, temperature=30.0),
+        Sampling(seed=80, allowed_ids=(3, 4, 5), bad_words=((4,), (3, 5))),
     ]
     sampler = sampler_with(**{f"r{i}": {"sampling": way} for i, way in enumerate(ways)})
-    logits = random.standard_normal((5, VOCAB)).astype(np.float32)
+    logits = random.standard_normal((len(ways), VOCAB)).astype(np.float32)
+    other = sampler_with(**{f"r{i}": {"sampling": way} for i, way in enumerate(ways)})
     for position in range(4, 30):
-        together = sample(sampler, logits, range(1, 6), [position] * 5).tokens.tolist()
+        together = sample(sampler, logits, range(1, 9), [position] * 8).tokens.tolist()
         alone = [
-            sample(sampler, logits[i : i + 1], [i + 1], [position]).tokens.item() for i in range(5)
+            sample(other, logits[i : i + 1], [i + 1], [position]).tokens.item() for i in range(8)
         ]
         assert together == alone
 
@@ -196,17 +294,6 @@ def test_biases_move_logits_and_end_tokens_wait_for_the_minimum():
     for position, patient in ((4, 7), (5, 7), (6, 9)):
         got = sample(sampler, logits, [1, 2, 3], [position] * 3).tokens.tolist()
         assert got == [7, patient, 9]
-
-
-def penalized(logits, prompt, said, repetition, frequency, presence):
-    """What the penalties make of logits, token by token."""
-    logits = logits.astype(np.float64).copy()
-    for token in set(prompt) | set(said):
-        value = logits[token]
-        logits[token] = value / repetition if value > 0 else value * repetition
-    for token in set(said):
-        logits[token] -= frequency * said.count(token) + presence
-    return logits
 
 
 def test_penalties_follow_prompt_and_answer():
@@ -241,8 +328,15 @@ def test_penalties_follow_prompt_and_answer():
         many = np.repeat(logits[None], 6, 0)
         got = sample(sampler, many, range(1, 7), [position] * 6).tokens.tolist()
         for (name, penalties), token in zip(ways.items(), got, strict=False):
-            edited = penalized(logits, prompt, said[name], *penalties)
-            assert edited[token] >= edited.max() - 1e-5
+            how = dict(
+                zip(
+                    ("repetition_penalty", "frequency_penalty", "presence_penalty"),
+                    penalties,
+                    strict=True,
+                )
+            )
+            changed = edited(logits, prompt, said[name], **how)
+            assert changed[token] >= changed.max() - 1e-5
             said[name].append(token)
         assert got[-1] == logits.argmax()
     assert len(set(said["frequency"])) > 5
@@ -295,7 +389,7 @@ def test_log_probabilities_are_the_model_s_own():
     logits = np.random.default_rng(4).standard_normal((3, VOCAB)).astype(np.float32)
     wanted = LogprobPlan(ints(0, 2), ints(3, 0))
     sampled = sample(sampler, logits, [1, 2, 3], [4, 4, 4], wanted)
-    expected = np.log(wanted_distribution(logits[0]))
+    expected = np.log(reference(logits[0]))
     first, second = sampled.logprobs
     assert (first.index, second.index) == (0, 2)
     assert sampled.tokens[0] == 5
@@ -304,7 +398,5 @@ def test_log_probabilities_are_the_model_s_own():
     assert first.top_ids == (tuple(best),)
     assert first.top_values[0] == pytest.approx(expected[best], abs=1e-5)
     token = sampled.tokens[2]
-    assert second.sampled == pytest.approx(
-        [np.log(wanted_distribution(logits[2]))[token]], abs=1e-5
-    )
+    assert second.sampled == pytest.approx([np.log(reference(logits[2]))[token]], abs=1e-5)
     assert second.top_ids == ()

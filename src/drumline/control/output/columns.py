@@ -5,7 +5,7 @@ something.
 """
 
 from drumline.contract.arrays import IntArray
-from drumline.contract.outputs import OutputColumns
+from drumline.contract.outputs import OutputColumns, PromptColumns
 from drumline.control.requests import Ending, Refusal, Request
 
 # Shared by all entries that have none; nobody writes to a column that was handed out.
@@ -52,6 +52,12 @@ def add_request(
         columns.top_logprob_ids[-1] = request.held_top_ids
         request.held_logprobs, request.held_top_logprobs, request.held_top_ids = [], [], []
     request.held = []
+    told = request.prompt_logprobs
+    # Whoever has a token has computed its whole prompt.
+    if told is not None and produced:
+        top = (told.top_values, told.top_ids) if told.wants_top else ()
+        columns.prompts[len(columns.rids) - 1] = PromptColumns(told.ids, told.values, *top)
+        request.prompt_logprobs = None
 
 
 def add_refusal(columns: OutputColumns, refusal: Refusal) -> None:

@@ -8,6 +8,7 @@ when the round asks for them, and knows neither of their takers.
 """
 
 from collections.abc import Iterable, Sequence
+from heapq import heappop, heappush
 
 import numpy as np
 import numpy.typing as npt
@@ -22,10 +23,11 @@ from drumline.control.output.columns import add_refusal, add_request, add_tokens
 from drumline.control.output.crossings import Crossings
 from drumline.control.output.steady import Steady
 from drumline.control.requests import (
+    CLIENT_ERROR,
     CLIENT_GONE,
     ENGINE_ERROR,
     NO_CAPACITY,
-    NUMERICAL_ERROR,
+    TIMED_OUT,
     Ended,
     Ending,
     Reason,
@@ -34,6 +36,7 @@ from drumline.control.requests import (
 )
 from drumline.core.errors import InvariantError
 from drumline.scheduler.events import Aborted, Event, Finished, Results
+from drumline.wire.output import NUMERICAL_ERROR
 
 Flags = npt.NDArray[np.bool_]
 Indices = npt.NDArray[np.intp]
@@ -53,6 +56,16 @@ _GRAMMAR_FAULT = Ending(
     "the grammar could not go on: it met a limit of its library, or no token fits",
     ENGINE_ERROR,
 )
+_STUCK = Ending(
+    Reason.ABORT,
+    "no token is left that may come next: what the request forbids and what it is held to "
+    "exclude each other",
+    CLIENT_ERROR,
+)
+_PROCESSOR_FAULT = Ending(
+    Reason.ABORT, "a logits processor failed; the engine's log says how", ENGINE_ERROR
+)
+_LATE = Ending(Reason.ABORT, "the request's deadline passed before its answer ended", TIMED_OUT)
 _AT_LENGTH = Ending(Reason.LENGTH)
 
 
@@ -83,6 +96,8 @@ class Outputs:
         """Rows whose next token must be seen in Python: a first one, one with log probabilities."""
         self._top = np.full(size, -1, np.int32)
         """How many of the best log probabilities a row wants; -1: none, not even its own."""
+        self._prompt_from = np.full(size, -1, np.int32)
+        """From where on a row's prompt is told log probabilities of; -1: from nowhere."""
         self._held = np.zeros((size, HELD), np.int32)
         self._fill = np.zeros(size, np.int32)
         self._stop_users = np.zeros(vocab_size, np.int32)
@@ -91,6 +106,9 @@ class Outputs:
         self._steady: Steady | None = None
         self._seen: IntArray | None = None
         """The rows of the last batch; one that comes again is worth remembering."""
+        self._deadlines: list[tuple[int, int, Request]] = []
+        """A heap of when requests are late, with a number that keeps requests uncompared."""
+        self._registered = 0
         self._outcome = Outcome([], OutputColumns(), [], [])
 
     @property
@@ -117,6 +135,9 @@ class Outputs:
     def register(self, request: Request, now_us: int) -> bool:
         """Own a request from now on; False if its abort came before it, which ends it here."""
         self._by_rid[request.rid] = request
+        if request.deadline_us:
+            self._registered += 1
+            heappush(self._deadlines, (request.deadline_us, self._registered, request))
         if not self._crossings.arrived(request.rid):
             return True
         self._end(request, _ENDED_BY_CLIENT, now_us)
@@ -142,8 +163,12 @@ class Outputs:
             self._abort(request, ending, now_us)
 
     def expire(self, now_us: int) -> None:
-        """Forget aborts whose request did not arrive in time, and ids that ended long ago."""
+        """End requests that are late; forget early aborts, and ids that ended, after a while."""
         self._crossings.expire(now_us)
+        while self._deadlines and self._deadlines[0][0] <= now_us:
+            request = heappop(self._deadlines)[2]
+            if self.owns(request):
+                self._abort(request, _LATE, now_us)
 
     def fail(self, rids: Iterable[str], ending: Ending, now_us: int) -> None:
         """End requests that the scheduler did not take; it hears nothing of them."""
@@ -195,6 +220,8 @@ class Outputs:
         self._fill[row] = 0
         if request.return_logprob:
             self._top[row] = request.top_logprobs
+            if request.prompt_logprobs is not None:
+                self._prompt_from[row] = request.prompt_logprobs.start
             self._wanting_logprobs += 1
         for token in request.stops:
             self._stop_users[token] += 1
@@ -206,10 +233,18 @@ class Outputs:
             return None
         top = self._top[batch.rows]
         wanted = top >= 0
-        prompts_end = batch.prefix_lengths[: batch.extends] + batch.input_lengths[: batch.extends]
-        wanted[: batch.extends] &= prompts_end >= batch.prompt_lengths
+        starts = batch.prefix_lengths[: batch.extends]
+        ends = starts + batch.input_lengths[: batch.extends]
+        wanted[: batch.extends] &= ends >= batch.prompt_lengths
         indices = np.flatnonzero(wanted).astype(np.int32)
-        return LogprobPlan(indices, top[indices]) if len(indices) else None
+        told_from = self._prompt_from[batch.rows[: batch.extends]]
+        # Each token of a prompt is told where the one before it is computed.
+        told = (told_from >= 0) & (ends > told_from)
+        told &= np.maximum(starts, told_from) < batch.prompt_lengths - 1
+        prompts = np.flatnonzero(told).astype(np.int32)
+        if not len(indices) and not len(prompts):
+            return None
+        return LogprobPlan(indices, top[indices], prompts, top[prompts])
 
     def commit(self, batch: Batch, result: ForwardResult, now_us: int) -> None:
         """Apply a forward's results to its batch's rows.
@@ -229,8 +264,16 @@ class Outputs:
         if len(result.nan_indices):
             # Before the results: what these rows computed must not be published.
             self._end_faulty(rows, live, result.nan_indices, _NOT_FINITE, now_us)
-        if len(result.grammar_faults):
-            self._end_faulty(rows, live, result.grammar_faults, _GRAMMAR_FAULT, now_us)
+        for faulty, ending in (
+            (result.grammar_faults, _GRAMMAR_FAULT),
+            (result.stuck, _STUCK),
+            (result.processor_faults, _PROCESSOR_FAULT),
+        ):
+            if len(faulty):
+                self._end_faulty(rows, live, faulty, ending, now_us)
+        for told in result.prompt_logprobs:
+            if live[told.index]:
+                self._add_prompt_logprobs(int(rows[told.index]), told)
         self._outcome.events.append(Results(rows, batch.generations, counts, tokens))
         logprobs = {entry.index: entry for entry in result.logprobs}
         single = live & (counts == 1)
@@ -250,6 +293,15 @@ class Outputs:
             start = int(starts[index])
             ids = tokens[start : start + int(counts[index])].tolist()
             self._commit_ids(int(rows[index]), ids, logprobs.get(index), now_us)
+
+    def _add_prompt_logprobs(self, row: int, told: RowLogprobs) -> None:
+        request = self._requests[row]
+        if request is None or request.prompt_logprobs is None:
+            raise InvariantError(f"row {row} is told of a prompt that nobody asked about")
+        prompt = request.prompt_logprobs
+        prompt.values += told.sampled
+        prompt.top_values += map(list, told.top_values)
+        prompt.top_ids += map(list, told.top_ids)
 
     def _commit_steady(self, steady: Steady, tokens: IntArray) -> None:
         """Commit one token to each row of a batch that is as it was."""
@@ -419,7 +471,7 @@ class Outputs:
         self._generation[row] = -1
         self._attention[row] = False
         if self._top[row] >= 0:
-            self._top[row] = -1
+            self._top[row] = self._prompt_from[row] = -1
             self._wanting_logprobs -= 1
         for token in request.stops:
             self._stop_users[token] -= 1

@@ -61,6 +61,8 @@ class Steady:
             and self.headroom > 1
             and not len(result.nan_indices)
             and not len(result.grammar_faults)
+            and not len(result.stuck)
+            and not len(result.processor_faults)
             and len(result.tokens) == len(self.rows)
             and result.counts.tobytes() == self.ones
         )

@@ -6,19 +6,19 @@ vocabulary or the context's length, is checked in the round.
 """
 
 import math
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 import numpy as np
-from msgspec import Meta, Struct
 
 from drumline.contract.arrays import IntArray
 from drumline.contract.grammar import GrammarKey, GrammarKind
 from drumline.contract.messages import Submitted
-from drumline.contract.request import GenerateRequest, Sampling
-from drumline.core.hashing import page_digests
+from drumline.contract.request import GenerateRequest, ProcessorCall, Sampling
+from drumline.core.hashing import extra_keys, page_digests
 from drumline.wire.codec import Buffer, MalformedFrameError, readable_rid
 from drumline.wire.frames import decode_generate
+from drumline.wire.own_params import NAME, OwnParams, own_params
 from drumline.wire.request import TokenizedGenerateReqInput
 from drumline.wire.sampling import SamplingParams, normalized, seed_of
 
@@ -34,10 +34,8 @@ _NOT_SUPPORTED = (
     "return_hidden_states",
     "input_multi_ids",
     "multimodal_inputs",
-    "token_ids_logprob",
     "bootstrap_room",
 )
-_MOST_URGENT = 1 << 30
 _NOT_SUPPORTED_SAMPLING = ("thinking_budget",)
 _GRAMMARS = (
     GrammarKind.JSON_SCHEMA,
@@ -46,8 +44,6 @@ _GRAMMARS = (
     GrammarKind.STRUCTURAL_TAG,
 )
 """The kinds that have a place of their own on the wire, by that name."""
-OWN_PARAMS = "drumline"
-"""Under this name in `custom_params`: what the wire has no place for."""
 
 
 class RefusalError(Exception):
@@ -86,12 +82,9 @@ def _translated(rid: str, request: TokenizedGenerateReqInput, granularity: int) 
     for name in _NOT_SUPPORTED:
         if getattr(request, name) not in (None, False):
             raise RefusalError(f"{name} is not supported by this engine")
-    if request.logprob_start_len < -1 or (
-        request.return_logprob and request.logprob_start_len >= 0
-    ):
+    if request.logprob_start_len < -1:
         raise RefusalError(
-            f"logprob_start_len is {request.logprob_start_len}; log probabilities of prompt "
-            "tokens are not supported, only -1 is"
+            f"logprob_start_len is {request.logprob_start_len}; it is a place in the prompt, or -1"
         )
     if request.top_logprobs_num < 0:
         raise RefusalError(
@@ -104,10 +97,11 @@ def _translated(rid: str, request: TokenizedGenerateReqInput, granularity: int) 
     if not len(ids):
         raise RefusalError("input_ids is empty; a prompt has at least one token")
     return_logprob = request.return_logprob or params.logprobs is not None
+    named = _ids("token_ids_logprob", request.token_ids_logprob or []).tolist()
     return GenerateRequest(
         rid=rid,
         input_ids=ids,
-        sampling=_sampling(params, rid),
+        sampling=_sampling(params, own, rid),
         max_new_tokens=_clipped(params.max_new_tokens),
         min_new_tokens=_clipped(params.min_new_tokens) or 0,
         stop_token_ids=tuple(_ids("stop_token_ids", sorted(params.stop_token_ids or ())).tolist()),
@@ -115,9 +109,14 @@ def _translated(rid: str, request: TokenizedGenerateReqInput, granularity: int) 
         stream=request.stream,
         return_logprob=return_logprob,
         top_logprobs=_clipped(request.top_logprobs_num) or 0 if return_logprob else 0,
-        page_digests=page_digests(ids, granularity),
+        logprob_ids=tuple(named) if return_logprob else (),
+        prompt_logprobs_from=_start(request, len(ids)) if return_logprob else -1,
+        page_digests=page_digests(ids, granularity, extra_keys(own.cache_salt)),
+        cache_salt=own.cache_salt,
         priority=own.priority,
+        deadline_us=0 if own.deadline_s is None else max(1, int(own.deadline_s * 1e6)),
         grammar=_grammar(params, own.choice),
+        processors=tuple(ProcessorCall(*call) for call in own.logits_processors.items()),
     )
 
 
@@ -134,21 +133,21 @@ def _check(params: SamplingParams) -> None:
             raise RefusalError(f"{name} is not supported by this engine")
 
 
-class _OwnParams(Struct, frozen=True, forbid_unknown_fields=True):
-    """What requests may say beside the wire's places."""
-
-    choice: list[str] | None = None
-    priority: Annotated[int, Meta(ge=-_MOST_URGENT, le=_MOST_URGENT)] = 0
-
-
-def _own_params(params: SamplingParams) -> _OwnParams:
-    own = (params.custom_params or {}).get(OWN_PARAMS)
-    if own is None:
-        return _OwnParams()
+def _own_params(params: SamplingParams) -> OwnParams:
     try:
-        return msgspec.convert(own, _OwnParams)
+        return own_params(params.custom_params)
     except msgspec.ValidationError as error:
-        raise RefusalError(f"custom_params.{OWN_PARAMS}: {error}") from None
+        raise RefusalError(f"custom_params.{NAME}: {error}") from None
+
+
+def _start(request: TokenizedGenerateReqInput, prompt_tokens: int) -> int:
+    """Return the place from which log probabilities of the prompt are told."""
+    start = request.logprob_start_len
+    if start >= prompt_tokens:
+        raise RefusalError(
+            f"logprob_start_len is {start}; the prompt has {prompt_tokens} tokens, from 0 on"
+        )
+    return start
 
 
 def _grammar(params: SamplingParams, choice: list[str] | None) -> GrammarKey | None:
@@ -165,7 +164,7 @@ def _grammar(params: SamplingParams, choice: list[str] | None) -> GrammarKey | N
     return keys[0] if keys else None
 
 
-def _sampling(params: SamplingParams, rid: str) -> Sampling:
+def _sampling(params: SamplingParams, own: OwnParams, rid: str) -> Sampling:
     # Normalizing twice changes nothing, so a sender's word for it need not be believed.
     params.is_normalized = False
     final = normalized(params)
@@ -188,6 +187,9 @@ def _sampling(params: SamplingParams, rid: str) -> Sampling:
         presence_penalty=final.presence_penalty,
         repetition_penalty=final.repetition_penalty,
         logit_bias=_logit_bias(final.logit_bias or {}),
+        typical_p=own.typical_p,
+        bad_words=tuple(map(tuple, own.bad_words)),
+        allowed_ids=tuple(own.allowed_ids or ()),
         seed=(seed_of(rid) if final.seed is None else final.seed) & _SEED_BITS,
     )
 

@@ -17,6 +17,7 @@ def slim(outputs: OutputColumns, load: Load, engine_index: int) -> BatchTokenIDO
     # The wire's lists may hold None where a round's never do, which list types cannot say.
     top_values: list[Any] = outputs.top_logprobs or nothing
     top_ids: list[Any] = outputs.top_logprob_ids or nothing
+    prompts = _prompt_columns(outputs, rows) if outputs.prompts else [nothing] * 4
     return BatchTokenIDOutSlim(
         rids=outputs.rids,
         output_ids=outputs.output_ids,
@@ -34,10 +35,20 @@ def slim(outputs: OutputColumns, load: Load, engine_index: int) -> BatchTokenIDO
         finish_reason_details=outputs.details or [None] * rows,
         spec_verify_ct=[0] * rows,
         accept_draft_tokens=[None] * rows,
-        input_token_logprobs_val=nothing,
-        input_token_logprobs_idx=nothing,
-        input_top_logprobs_val=nothing,
-        input_top_logprobs_idx=nothing,
+        input_token_logprobs_val=prompts[0],
+        input_token_logprobs_idx=prompts[1],
+        input_top_logprobs_val=prompts[2],
+        input_top_logprobs_idx=prompts[3],
         output_top_logprobs_val=top_values,
         output_top_logprobs_idx=top_ids,
     )
+
+
+def _prompt_columns(outputs: OutputColumns, rows: int) -> list[list[Any]]:
+    """Return the columns of log probabilities of prompts: values and ids, then of other tokens."""
+    columns: list[list[Any]] = [[[] for _ in range(rows)] for _ in range(4)]
+    for row, told in outputs.prompts.items():
+        values, ids, top_values, top_ids = columns
+        values[row], ids[row] = told.logprobs, told.ids
+        top_values[row], top_ids[row] = told.top_logprobs or [], told.top_ids or []
+    return columns

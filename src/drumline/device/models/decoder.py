@@ -8,7 +8,9 @@ tensor-parallel group builds its `Shard` of it.
 import torch
 from torch import Tensor
 
+from drumline.contract.specs import HistoryNeed
 from drumline.device.attention import Attention, AttentionBatch, LayerFence
+from drumline.device.blocks import Apportioned, whole
 from drumline.device.layers import (
     Backend,
     Embedding,
@@ -33,14 +35,19 @@ from drumline.device.weights.source import Cut, Span, WeightSource, all_of, new_
 class _Step:
     """What every layer of one forward is handed beside its input."""
 
-    __slots__ = ("angles", "attention", "batch")
+    __slots__ = ("angles", "apportioned", "attention", "batch")
 
     def __init__(
-        self, angles: tuple[Tensor, Tensor], attention: Attention, batch: AttentionBatch
+        self,
+        angles: tuple[Tensor, ...],
+        attention: Attention,
+        batch: AttentionBatch,
+        apportioned: Apportioned,
     ) -> None:
         self.angles = angles
         self.attention = attention
         self.batch = batch
+        self.apportioned = apportioned
 
 
 class SelfAttention:
@@ -65,14 +72,22 @@ class SelfAttention:
         self._sizes = [len(shard.heads), len(shard.kv_heads), len(shard.kv_heads)]
         self._window = config.windows[index]
 
-    def __call__(self, x: Tensor, step: _Step) -> Tensor:
+    def heads(self, x: Tensor, angles: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries, keys and values, `[tokens, heads, head_dim]` each."""
         heads = self._qkv(x).view(len(x), -1, self._head_dim)
         query, key, value = heads.split_with_sizes(self._sizes, 1)
         if self._norms is not None:
             query, key = self._norms[0](query), self._norms[1](key)
-        query, key = rotate(query, step.angles), rotate(key, step.angles)
-        attended = step.attention(self._index, query, key, value, step.batch, self._window)
-        return self._out(attended.view(len(x), -1))
+        return rotate(query, angles), rotate(key, angles), value
+
+    def attended(self, heads: tuple[Tensor, ...], step: _Step) -> Tensor:
+        """Return what the queries read, as they are shaped."""
+        query, key, value = heads
+        return step.attention(self._index, query, key, value, step.batch, self._window)
+
+    def out(self, attended: Tensor) -> Tensor:
+        """Bring what the heads read together, `[tokens, hidden]`."""
+        return self._out(attended.view(len(attended), -1))
 
 
 class DecoderLayer:
@@ -89,14 +104,25 @@ class DecoderLayer:
         self._mlp = mlp
 
     def __call__(self, x: Tensor, step: _Step) -> Tensor:
-        x = x + self._attention(self._attention_norm(x), step)
-        return x + self._mlp(self._mlp_norm(x))
+        heads = step.apportioned(self._before, x, *step.angles)
+        attended = self._attention.attended(heads, step)
+        return step.apportioned(self._behind, x, attended)[0]
+
+    def _before(self, x: Tensor, cosine: Tensor, sine: Tensor) -> tuple[Tensor, ...]:
+        return self._attention.heads(self._attention_norm(x), (cosine, sine))
+
+    def _behind(self, x: Tensor, attended: Tensor) -> tuple[Tensor]:
+        x = x + self._attention.out(attended)
+        return (x + self._mlp(self._mlp_norm(x)),)
 
 
 class Decoder:
     """The whole model: token ids in, logits out."""
 
-    __slots__ = ("_embedding", "_head", "_layers", "_norm", "_rotary")
+    history: HistoryNeed | None = None
+    """These models read no tokens but those they are fed."""
+
+    __slots__ = ("_apportioned", "_embedding", "_head", "_layers", "_norm", "_rotary")
 
     def __init__(
         self,
@@ -105,7 +131,9 @@ class Decoder:
         norm: RmsNorm,
         head: Linear,
         rotary: Rotary,
+        apportioned: Apportioned = whole,
     ) -> None:
+        self._apportioned = apportioned
         self._embedding = embedding
         self._layers = layers
         self._norm = norm
@@ -123,15 +151,44 @@ class Decoder:
         """Compute one ragged batch and return float32 logits, `[len(sampled), vocab]`.
 
         `ids` has a token an entry; `sampled` are the indices of those whose next
-        token is asked for. Each layer waits for its part of what `fence` guards.
+        token is asked for.
+        """
+        return self.logits(self.hidden(ids, batch, attention, fence)[sampled])
+
+    def hidden(
+        self,
+        ids: Tensor,
+        batch: AttentionBatch,
+        attention: Attention,
+        fence: LayerFence | None = None,
+    ) -> Tensor:
+        """Compute one ragged batch and return what the last layer made of each token.
+
+        `ids` has a token an entry. A layer's part of what is loaded is waited for before it
+        attends.
         """
         x = self._embedding(ids)
-        step = _Step(self._rotary.angles(batch.positions, x.dtype), attention, batch)
+
+        def angles(positions: Tensor) -> tuple[Tensor, ...]:
+            return self._rotary.angles(positions, x.dtype)
+
+        turned = self._apportioned(angles, batch.positions)
+        step = _Step(turned, attention, batch, self._apportioned)
         for index, layer in enumerate(self._layers):
             if fence is not None:
                 fence.wait(index)
             x = layer(x, step)
-        return self._head(self._norm(x[sampled])).float()
+        return x
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return float32 logits, `[rows, vocab]`, of tokens that `hidden` returned.
+
+        Collective, where the vocabulary lies in parts: every rank, with as many rows.
+        """
+        return self._apportioned(self._top, hidden)[0]
+
+    def _top(self, x: Tensor) -> tuple[Tensor]:
+        return (self._head(self._norm(x)).float(),)
 
 
 class _Loader:
@@ -196,6 +253,7 @@ def load_decoder(
     dtype: torch.dtype,
     device: torch.device,
     group: TensorGroup | None = None,
+    apportioned: Apportioned = whole,
 ) -> Decoder:
     """Build this rank's part of the decoder from a checkpoint; without a `group`, all of it.
 
@@ -248,6 +306,7 @@ def load_decoder(
         norm("model.norm", config.hidden_size),
         load.head(embedding if config.tied_embeddings else vocabulary("lm_head"), shard),
         Rotary(_frequencies(config, source, device)),
+        apportioned,
     )
 
 

@@ -1,49 +1,60 @@
 """Drawing one token a row from logits, vectorised over the rows.
 
 Filters narrow the distribution in this order: temperature, top-k, top-p over what
-top-k left, min-p. Weights are relative to the row's most likely token, whose weight
-is 1; they are never normalized, the lot is scaled instead.
+top-k left, min-p, typical-p over what is left by then. A filter never parts tokens of
+one logit: it keeps or drops them all. Weights are relative to the row's most likely
+token, whose weight is 1.
+
+Everything here is a row's own: no result depends, in any bit, on the rows beside it.
 """
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from msgspec import Struct
 from torch import Tensor
 from torch.nn import functional
 
 from drumline.contract.arrays import FloatArray, IntArray
+from drumline.device.sampling import noise
+
+Flags = np.ndarray[tuple[int], np.dtype[np.bool_]]
+Places = np.ndarray[tuple[int], np.dtype[np.int64]]
 
 
 class DrawSettings(Struct, frozen=True, eq=False):
     """How each row draws, `[rows]` each. `top_k` of at least the vocabulary is off."""
 
-    greedy: np.ndarray[tuple[int], np.dtype[np.bool_]]
+    greedy: Flags
     temperature: FloatArray
     top_k: IntArray
     top_p: FloatArray
     min_p: FloatArray
-    lots: np.ndarray[tuple[int], np.dtype[np.float64]]
+    typical_p: FloatArray
+    seeds: np.ndarray[tuple[int], np.dtype[np.uint64]]
+    positions: Places
 
 
 _CANDIDATES = 256
 """Most likely tokens that are looked at before a whole row is sorted."""
 _MOST_CANDIDATES = 2048
-_STRIDE = 256
+_STRETCH = 256
 
 
-def draw(logits: Tensor, settings: DrawSettings) -> tuple[Tensor, Tensor]:
-    """Return the drawn ids, and which rows' logits were not finite; `[rows]` each.
+def draw(
+    logits: Tensor, settings: DrawSettings, names: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return the drawn ids, and each row's largest logit; `[rows]` each.
 
-    `logits` is `[rows, vocab]`, float32. The id of a row that was not finite means
-    nothing, but lies in the vocabulary.
+    `logits` is `[rows, vocab]`, float32. Where it holds some ids of a vocabulary only, `names`
+    says which, `[rows, some]`, and what is returned are places among them. The id of a row
+    whose largest logit is not finite means nothing, but lies in the vocabulary.
     """
     best, tokens = logits.max(1)
-    bad = ~best.isfinite()
     if settings.greedy.all():
-        return tokens, bad
+        return tokens, best
     vocab = logits.shape[1]
-    narrowed = (settings.top_k < vocab) | (settings.top_p < 1)
+    keys = noise.keys(settings.seeds, settings.positions)
+    narrowed = (settings.top_k < vocab) | (settings.top_p < 1) | (settings.typical_p < 1)
     for chosen, drawn_by in (
         (np.flatnonzero(~settings.greedy & narrowed), _draw_narrowed),
         (np.flatnonzero(~settings.greedy & ~narrowed), _draw_open),
@@ -52,52 +63,49 @@ def draw(logits: Tensor, settings: DrawSettings) -> tuple[Tensor, Tensor]:
             index = torch.from_numpy(chosen)
             scaled = logits[index] - best[index].unsqueeze(1)
             scaled /= _column(settings.temperature[chosen])
-            tokens[index] = drawn_by(scaled, of_rows(settings, chosen))
-    return tokens.clamp_(0, vocab - 1), bad
+            named = None if names is None else names[index]
+            tokens[index] = drawn_by(scaled, keys[index], of_rows(settings, chosen), named)
+    return tokens.clamp_(0, vocab - 1), best
 
 
-def of_rows(settings: DrawSettings, rows: npt.NDArray[np.int64]) -> DrawSettings:
+def of_rows(settings: DrawSettings, rows: Places) -> DrawSettings:
     """Return how the chosen rows draw."""
-    return DrawSettings(
-        settings.greedy[rows],
-        settings.temperature[rows],
-        settings.top_k[rows],
-        settings.top_p[rows],
-        settings.min_p[rows],
-        settings.lots[rows],
-    )
+    return DrawSettings(*(getattr(settings, name)[rows] for name in _SETTINGS))
+
+
+_SETTINGS = DrawSettings.__struct_fields__
 
 
 def _column(values: FloatArray) -> Tensor:
     return torch.from_numpy(values).unsqueeze(1)
 
 
-def _draw_open(scaled: Tensor, settings: DrawSettings) -> Tensor:
-    """Draw from whole rows, in vocabulary order: first a stretch of tokens, then one of it."""
+def _draw_open(
+    scaled: Tensor, keys: Tensor, settings: DrawSettings, names: Tensor | None
+) -> Tensor:
+    """Draw from whole rows: first a stretch of the vocabulary by its mass, then a token of it.
+
+    So noise is needed for some hundred entries of a row, not for each.
+    """
     weights = scaled.exp_()
     if settings.min_p.any():
         weights = weights.where(weights >= _column(settings.min_p), 0)
-    if missing := -weights.shape[1] % _STRIDE:
-        weights = functional.pad(weights, (0, missing))
-    stretches = weights.view(len(weights), -1, _STRIDE)
-    masses = stretches.sum(2)
-    ends = masses.cumsum(1, dtype=torch.float64)
-    target = torch.from_numpy(settings.lots) * ends[:, -1]
-    stretch = _first_beyond(ends, target)
-    rows = torch.arange(len(weights))
-    before = ends[rows, stretch] - masses[rows, stretch]
-    inner = stretches[rows, stretch].cumsum(1, dtype=torch.float64)
-    return stretch * _STRIDE + _first_beyond(inner, (target - before).clamp_(min=0))
+    stretches = _stretches(weights)
+    masses = stretches.sum(2).double()
+    # Numbers below zero are no ids: a stretch and a token never share their noise.
+    numbers = -1 - torch.arange(masses.shape[1])
+    stretch = (masses.log_() + noise.gumbel(keys, numbers)).argmax(1)
+    inner = stretches[torch.arange(len(weights)), stretch].double()
+    size = inner.shape[1]
+    ids = (stretch * size).unsqueeze(1) + torch.arange(size)
+    named = ids if names is None else names.gather(1, ids)
+    place = (inner.log_() + noise.gumbel(keys, named)).argmax(1, keepdim=True)
+    return ids.gather(1, place).squeeze(1)
 
 
-def _first_beyond(ends: Tensor, target: Tensor) -> Tensor:
-    """Return, per row, the first index whose end lies beyond the target, which rounding may
-    have pushed to the last end: then it is the last index that has any weight."""
-    last = torch.nextafter(ends[:, -1], torch.zeros((), dtype=ends.dtype))
-    return (ends <= torch.minimum(target, last).unsqueeze(1)).sum(1).clamp_(max=ends.shape[1] - 1)
-
-
-def _draw_narrowed(scaled: Tensor, settings: DrawSettings) -> Tensor:
+def _draw_narrowed(
+    scaled: Tensor, keys: Tensor, settings: DrawSettings, names: Tensor | None
+) -> Tensor:
     """Draw from the most likely tokens of each row.
 
     As many are sorted as are needed: some hundred hold the nucleus of almost every
@@ -107,46 +115,94 @@ def _draw_narrowed(scaled: Tensor, settings: DrawSettings) -> Tensor:
     finite = settings.top_k[settings.top_k <= _MOST_CANDIDATES]
     count = min(vocab, max(_CANDIDATES, int(finite.max(initial=0))))
     values, ids = scaled.topk(count, 1)
-    limited = settings.top_k <= count
     masses = torch.zeros(len(scaled), dtype=torch.float64)
-    if not limited.all():
-        index = torch.from_numpy(np.flatnonzero(~limited))
-        masses[index] = scaled[index].exp_().sum(1, dtype=torch.float64)
-    tokens, covered = _draw_sorted(values, ids, masses, settings, limited)
-    # A top-k beyond the candidates cuts where only a whole sort can tell.
-    covered &= torch.from_numpy(limited | (settings.top_k >= vocab))
+    unlimited = np.flatnonzero(settings.top_k >= vocab)
+    if len(unlimited):
+        index = torch.from_numpy(unlimited)
+        masses[index] = _mass(scaled[index])
+    inside, covered = _inside(values, masses, settings, vocab)
+    tokens = _pick(values, ids, inside, keys, names)
     if count < vocab and not covered.all():
         rest = np.flatnonzero(~covered.numpy())
         index = torch.from_numpy(rest)
         values, ids = scaled[index].sort(1, descending=True)
-        all_limited = np.ones(len(rest), np.bool_)
-        tokens[index] = _draw_sorted(
-            values, ids, masses[index], of_rows(settings, rest), all_limited
-        )[0]
+        inside, _ = _inside(values, masses[index], of_rows(settings, rest), vocab)
+        # Noise for what may be drawn, not for the whole vocabulary.
+        width = int(inside.any(0).nonzero().max()) + 1
+        named = None if names is None else names[index]
+        tokens[index] = _pick(
+            values[:, :width], ids[:, :width], inside[:, :width], keys[index], named
+        )
     return tokens
 
 
-def _draw_sorted(
-    values: Tensor,
-    ids: Tensor,
-    masses: Tensor,
-    settings: DrawSettings,
-    limited: np.ndarray[tuple[int], np.dtype[np.bool_]],
-) -> tuple[Tensor, Tensor]:
-    """Draw from rows sorted by descending weight; also whether what was sorted sufficed.
+def _mass(scaled: Tensor) -> Tensor:
+    """Return the weight of whole rows, summed in an order that no neighbour changes."""
+    return _stretches(scaled.exp()).sum(2).double().cumsum(1)[:, -1]
 
-    A row's mass is that of its first `top_k` tokens where `limited`, else in `masses`.
+
+def _stretches(weights: Tensor) -> Tensor:
+    """Return whole rows in stretches, `[rows, stretches, size]`, the last filled with zeros."""
+    rows, vocab = weights.shape
+    size = min(_STRETCH, vocab)
+    if missing := -vocab % size:
+        weights = functional.pad(weights, (0, missing))
+    return weights.view(rows, -1, size)
+
+
+def _inside(
+    values: Tensor, masses: Tensor, settings: DrawSettings, vocab: int
+) -> tuple[Tensor, Tensor]:
+    """Return which of each row's candidates may be drawn, and whether no other might be.
+
+    `values` are sorted, the largest first. `masses` are the whole rows' weights, where
+    their `top_k` is off. Sums run front to back, so that more candidates add only zeros.
     """
     count = values.shape[1]
-    kept = torch.from_numpy(np.minimum(settings.top_k, count).astype(np.int64)).unsqueeze(1)
-    weights = values.exp().where(torch.arange(count) < kept, 0)
+    limited = torch.from_numpy(settings.top_k < vocab)
+    last = np.minimum(settings.top_k, count).astype(np.int64) - 1
+    limit = values.gather(1, torch.from_numpy(last).unsqueeze(1))
+    limit = limit.where(limited.unsqueeze(1), -torch.inf)
+    weights = values.exp().where(values >= limit, 0)
     ends = weights.cumsum(1, dtype=torch.float64)
-    mass = ends[:, -1].where(torch.from_numpy(limited), masses)
+    mass = ends[:, -1].where(limited, masses)
     nucleus = torch.from_numpy(settings.top_p.astype(np.float64)) * mass
-    covered = torch.from_numpy(limited) | (ends[:, -1] >= nucleus)
-    inside = (ends - weights) < nucleus.unsqueeze(1)
-    inside &= weights >= _column(settings.min_p)
+    before = functional.pad(ends[:, :-1], (1, 0))
+    held = (before < nucleus.unsqueeze(1)).sum(1, keepdim=True).clamp_(min=1)
+    least = values.gather(1, held - 1).maximum(limit)
+    inside = (values >= least) & (weights >= _column(settings.min_p)) & (weights > 0)
     inside[:, 0] = True
-    ends = weights.where(inside, 0).cumsum(1, dtype=torch.float64)
-    place = _first_beyond(ends, torch.from_numpy(settings.lots) * ends[:, -1])
-    return ids.gather(1, place.unsqueeze(1)).squeeze(1), covered
+    # What lies behind the candidates must be less than the least that is kept.
+    complete = (values[:, -1:] < limit).squeeze(1) & torch.from_numpy(settings.top_k <= count)
+    complete |= ~limited & (ends[:, -1] >= nucleus)
+    complete &= (values[:, -1:] < least).squeeze(1)
+    if (settings.typical_p < 1).any():
+        inside &= _typical(values, inside, settings)
+    return inside, complete
+
+
+def _typical(values: Tensor, inside: Tensor, settings: DrawSettings) -> Tensor:
+    """Return the tokens whose surprise is closest to what is expected, `typical_p` of them."""
+    share = torch.from_numpy(settings.typical_p.astype(np.float64)).unsqueeze(1)
+    exact = values.double()
+    weights = exact.exp().where(inside, 0)
+    mass = weights.cumsum(1)[:, -1:]
+    chances = weights / mass
+    surprise = mass.log() - exact
+    expected = (chances * surprise).where(inside, 0).cumsum(1)[:, -1:]
+    distance = (surprise - expected).abs_().where(inside, torch.inf)
+    distance_sorted, order = distance.sort(1)
+    ends = chances.gather(1, order).cumsum(1)
+    before = functional.pad(ends[:, :-1], (1, 0))
+    held = (before < share).sum(1, keepdim=True).clamp_(min=1)
+    farthest = distance_sorted.gather(1, held - 1)
+    close: Tensor = distance <= farthest
+    return close | (share >= 1)
+
+
+def _pick(
+    values: Tensor, ids: Tensor, inside: Tensor, keys: Tensor, names: Tensor | None
+) -> Tensor:
+    named = ids if names is None else names.gather(1, ids)
+    scores = (values + noise.gumbel(keys, named)).where(inside, -torch.inf)
+    return ids.gather(1, scores.argmax(1, keepdim=True)).squeeze(1)

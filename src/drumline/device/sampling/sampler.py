@@ -1,74 +1,52 @@
 """The sampler: each pool row's way of drawing, applied to a batch's logits."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
 from msgspec import Struct
+from msgspec.structs import replace
 from torch import Tensor
 
 from drumline.contract.arrays import IntArray
-from drumline.contract.grammar import Attachment, Matcher
+from drumline.contract.grammar import Attachment
 from drumline.contract.ports import LogprobPlan
 from drumline.contract.request import Admission
 from drumline.contract.result import RowLogprobs
 from drumline.core.errors import InvariantError
 from drumline.device.sampling.constraints import Handful, advance, mask
 from drumline.device.sampling.draw import DrawSettings, draw, of_rows
-from drumline.device.sampling.history import Histories
-from drumline.device.sampling.lots import uniform
-
-
-class _Resident:
-    """What is kept of an admitted request, wherever it runs."""
-
-    __slots__ = ("admission", "bias_ids", "bias_values", "matcher", "slot", "stop_ids")
-
-    def __init__(self, admission: Admission) -> None:
-        bias = admission.sampling.logit_bias
-        self.admission = admission
-        self.bias_ids = np.fromiter(bias.keys(), np.int64, len(bias))
-        self.bias_values = np.fromiter(bias.values(), np.float32, len(bias))
-        self.stop_ids = np.array(admission.stop_token_ids, np.int64)
-        self.slot: int | None = None
-        self.matcher: Matcher | None = None
-
-    @property
-    def penalized(self) -> bool:
-        sampling = self.admission.sampling
-        return (
-            sampling.repetition_penalty != 1
-            or sampling.frequency_penalty != 0
-            or sampling.presence_penalty != 0
-        )
-
-    @property
-    def edits(self) -> bool:
-        """Whether logits are changed before they are drawn from."""
-        suppresses = self.admission.min_new_tokens > 0 and len(self.stop_ids) > 0
-        return self.penalized or suppresses or len(self.bias_ids) > 0
+from drumline.device.sampling.edits import Asking, Edits
+from drumline.device.sampling.logprobs import row_logprobs
+from drumline.device.sampling.processors import LogitsProcessor
+from drumline.device.sampling.resident import Resident
 
 
 class Sampled(Struct, frozen=True, eq=False):
-    """One token a row, which rows' logits were not finite, and the log probabilities asked for.
+    """One token a row, and the log probabilities asked for.
 
-    `faults` are the rows whose grammar could not go on.
+    `bad` are the rows whose logits were not finite, `stuck` those whose request forbids every
+    token, `[rows]` each. `faults` are the rows whose grammar could not go on, `failed` those
+    whose logits processor raised. The token of such a row means nothing.
     """
 
     tokens: Tensor
     bad: Tensor
+    stuck: Tensor
     logprobs: tuple[RowLogprobs, ...] = ()
     faults: tuple[int, ...] = ()
+    failed: tuple[int, ...] = ()
 
 
 class Sampler:
     """Draws tokens for pool rows, as the requests bound to them ask."""
 
     __slots__ = (
+        "_alone",
         "_constrained",
+        "_edited",
         "_edits",
         "_greedy",
-        "_histories",
         "_min_p",
         "_residents",
         "_rows",
@@ -76,27 +54,41 @@ class Sampler:
         "_temperature",
         "_top_k",
         "_top_p",
+        "_typical_p",
         "_vocab",
     )
 
-    def __init__(self, rows: int, vocab: int) -> None:
+    def __init__(
+        self,
+        rows: int,
+        vocab: int,
+        processors: Mapping[str, LogitsProcessor] | None = None,
+        *,
+        alone: bool = False,
+    ) -> None:
+        """Make a sampler. With `alone`, kernels see one row at a time: the same bits in any batch.
+
+        `processors` are those that requests may name.
+        """
+        self._alone = alone
         self._vocab = vocab
-        self._residents: dict[str, _Resident] = {}
-        self._rows: list[_Resident | None] = [None] * rows
-        self._histories = Histories(vocab)
+        self._residents: dict[str, Resident] = {}
+        self._rows: list[Resident | None] = [None] * rows
+        self._edits = Edits(vocab, processors or {})
         self._greedy = np.ones(rows, np.bool_)
-        self._edits = np.zeros(rows, np.bool_)
+        self._edited = np.zeros(rows, np.bool_)
         self._constrained = np.zeros(rows, np.bool_)
         self._temperature = np.ones(rows, np.float32)
         self._top_p = np.ones(rows, np.float32)
         self._min_p = np.zeros(rows, np.float32)
+        self._typical_p = np.ones(rows, np.float32)
         self._top_k = np.full(rows, vocab, np.int32)
         self._seed = np.zeros(rows, np.uint64)
 
     def admit(self, requests: Sequence[Admission]) -> None:
         """Learn how requests want to be sampled."""
         for admission in requests:
-            self._residents[admission.rid] = _Resident(admission)
+            self._residents[admission.rid] = Resident(admission)
 
     def attach(self, attachments: Sequence[Attachment]) -> None:
         """Hold admitted requests to grammars, from their beginning."""
@@ -111,24 +103,23 @@ class Sampler:
                 continue
             # Its row still leads to it, until another request is bound there.
             resident.matcher = None
-            if resident.slot is not None:
-                self._histories.give_back(resident.slot)
+            self._edits.leave(resident)
 
     def bind(self, row: int, rid: str) -> None:
         """From now on, `row` samples for `rid`, which may have sampled on another row before."""
         resident = self._residents.get(rid)
         if resident is None:
             raise InvariantError(f"row {row} is bound to request {rid!r}, which was never admitted")
-        if resident.penalized and resident.slot is None:
-            resident.slot = self._histories.take(resident.admission.prompt_ids)
+        self._edits.enter(resident)
         sampling = resident.admission.sampling
         self._rows[row] = resident
         self._greedy[row] = sampling.greedy
-        self._edits[row] = resident.edits
+        self._edited[row] = resident.edits
         self._constrained[row] = resident.matcher is not None
         self._temperature[row] = sampling.temperature
         self._top_p[row] = sampling.top_p
         self._min_p[row] = sampling.min_p
+        self._typical_p[row] = sampling.typical_p
         self._top_k[row] = min(sampling.top_k, self._vocab)
         self._seed[row] = sampling.seed & 0xFFFFFFFFFFFFFFFF
 
@@ -144,26 +135,60 @@ class Sampler:
         `logits` is `[rows, vocab]`, float32, and is changed. `wanted.indices` count
         these rows. Log probabilities are the model's own, before any edit.
         """
+        if self._alone and len(rows) > 1:
+            return _joined(
+                [
+                    self._sample(
+                        logits[i : i + 1], rows[i : i + 1], positions[i : i + 1], _only(wanted, i)
+                    )
+                    for i in range(len(rows))
+                ]
+            )
+        return self._sample(logits, rows, positions, wanted)
+
+    def _sample(
+        self, logits: Tensor, rows: IntArray, positions: IntArray, wanted: LogprobPlan | None
+    ) -> Sampled:
         raw = None
         if wanted is not None and len(wanted.indices):
             raw = logits[torch.from_numpy(wanted.indices.astype(np.int64))]
-        if self._edits[rows].any():
-            self._edit(logits, rows, positions)
-        held = np.flatnonzero(self._constrained[rows])
-        matchers = [matcher for row in rows[held] if (matcher := self._resident(row).matcher)]
+        edited, constrained = self._edited[rows], self._constrained[rows]
+        asking: Asking = [
+            (index, self.resident(rows[index])) for index in map(int, np.flatnonzero(edited))
+        ]
+        failed = self._edits.apply(logits, asking, positions) if asking else []
+        held = np.flatnonzero(constrained)
+        matchers = [matcher for row in rows[held] if (matcher := self.resident(row).matcher)]
         faults: list[int] = []
         settings = self._settings(rows, positions)
         if matchers:
             handful, faults = mask(logits, held, matchers)
-            tokens, bad = _drawn(logits, settings, handful)
-            # Nothing that fits is no fault of the numbers.
-            bad[faults] = False
-            faults += advance(tokens, bad, held, matchers)
+            tokens, best = _drawn(logits, settings, handful)
+            # Nothing that fits is the grammar's fault, and none of the numbers.
+            best[faults] = 0
         else:
-            tokens, bad = draw(logits, settings)
-        self._remember(rows, tokens)
-        told = () if wanted is None or raw is None else _logprobs(raw, tokens, wanted)
-        return Sampled(tokens, bad, told, tuple(sorted(set(faults))))
+            tokens, best = draw(logits, settings)
+        void = ~best.isfinite()
+        stuck = (best == -torch.inf) & torch.from_numpy(edited | constrained)
+        if matchers:
+            faults += advance(tokens, void, held, matchers)
+        if asking:
+            self._edits.remember(asking, tokens)
+        told: tuple[RowLogprobs, ...] = ()
+        if wanted is not None and raw is not None:
+            chosen = tokens[torch.from_numpy(wanted.indices.astype(np.int64))]
+            named = [self.resident(rows[i]).admission.logprob_ids for i in wanted.indices]
+            told = row_logprobs(raw, chosen, wanted, named)
+        return Sampled(
+            tokens, void & ~stuck, stuck, told, tuple(sorted(set(faults))), tuple(failed)
+        )
+
+    def resident(self, row: int) -> Resident:
+        """Return the request that a row serves. Raises InvariantError if there was never one."""
+        resident = self._rows[row]
+        if resident is None:
+            raise InvariantError(f"row {row} is in a batch, but no request was ever bound to it")
+        return resident
 
     def _settings(self, rows: IntArray, positions: IntArray) -> DrawSettings:
         return DrawSettings(
@@ -172,64 +197,10 @@ class Sampler:
             self._top_k[rows],
             self._top_p[rows],
             self._min_p[rows],
-            uniform(self._seed[rows], positions.astype(np.int64)),
+            self._typical_p[rows],
+            self._seed[rows],
+            positions.astype(np.int64),
         )
-
-    def _edit(self, logits: Tensor, rows: IntArray, positions: IntArray) -> None:
-        biased, biases, hidden, penalized = [], [], [], []
-        for index in np.flatnonzero(self._edits[rows]):
-            resident = self._resident(rows[index])
-            admission = resident.admission
-            if len(resident.bias_ids):
-                biased.append(resident.bias_ids + index * self._vocab)
-                biases.append(resident.bias_values)
-            if positions[index] - admission.prompt_tokens < admission.min_new_tokens:
-                hidden.append(resident.stop_ids + index * self._vocab)
-            if resident.penalized:
-                penalized.append(index)
-        flat = logits.view(-1)
-        if biased:
-            places = torch.from_numpy(np.concatenate(biased))
-            flat.index_add_(0, places, torch.from_numpy(np.concatenate(biases)))
-        if hidden:
-            flat.index_fill_(0, torch.from_numpy(np.concatenate(hidden)), -torch.inf)
-        if penalized:
-            self._penalize(logits, rows, np.array(penalized, np.int64))
-
-    def _penalize(
-        self, logits: Tensor, rows: IntArray, chosen: np.ndarray[tuple[int], np.dtype[np.int64]]
-    ) -> None:
-        residents = [self._resident(row) for row in rows[chosen]]
-        penalties = np.array(
-            [
-                (
-                    resident.admission.sampling.repetition_penalty,
-                    resident.admission.sampling.frequency_penalty,
-                    resident.admission.sampling.presence_penalty,
-                )
-                for resident in residents
-            ],
-            np.float32,
-        ).T
-        index = torch.from_numpy(chosen)
-        slots = torch.tensor([resident.slot for resident in residents])
-        logits[index] = self._histories.penalize(logits[index], slots, *penalties.copy())
-
-    def _remember(self, rows: IntArray, tokens: Tensor) -> None:
-        indices, slots = [], []
-        for index in np.flatnonzero(self._edits[rows]):
-            slot = self._resident(rows[index]).slot
-            if slot is not None:
-                indices.append(int(index))
-                slots.append(slot)
-        if slots:
-            self._histories.count(torch.tensor(slots), tokens[indices])
-
-    def _resident(self, row: int) -> _Resident:
-        resident = self._rows[row]
-        if resident is None:
-            raise InvariantError(f"row {row} is in a batch, but no request was ever bound to it")
-        return resident
 
 
 def _drawn(logits: Tensor, settings: DrawSettings, handful: Handful) -> tuple[Tensor, Tensor]:
@@ -237,30 +208,32 @@ def _drawn(logits: Tensor, settings: DrawSettings, handful: Handful) -> tuple[Te
     if not len(handful.rows):
         return draw(logits, settings)
     tokens = torch.zeros(len(logits), dtype=torch.int64)
-    bad = torch.zeros(len(logits), dtype=torch.bool)
+    best = torch.zeros(len(logits), dtype=logits.dtype)
     others = np.delete(np.arange(len(logits)), handful.rows)
     if len(others):
         index = torch.from_numpy(others)
-        tokens[index], bad[index] = draw(logits[index], of_rows(settings, others))
+        tokens[index], best[index] = draw(logits[index], of_rows(settings, others))
     index = torch.from_numpy(handful.rows)
-    places, bad[index] = draw(handful.logits, of_rows(settings, handful.rows))
+    places, best[index] = draw(handful.logits, of_rows(settings, handful.rows), handful.ids)
     tokens[index] = handful.ids.gather(1, places.unsqueeze(1)).squeeze(1)
-    return tokens, bad
+    return tokens, best
 
 
-def _logprobs(raw: Tensor, tokens: Tensor, wanted: LogprobPlan) -> tuple[RowLogprobs, ...]:
-    """Return the log probabilities of the rows `wanted`, whose logits are `raw`."""
-    logprobs = raw.log_softmax(1)
-    chosen = tokens[torch.from_numpy(wanted.indices.astype(np.int64))].unsqueeze(1)
-    sampled = logprobs.gather(1, chosen).squeeze(1).tolist()
-    most = min(int(wanted.top.max(initial=0)), raw.shape[1])
-    values, ids = (part.tolist() for part in logprobs.topk(most, 1))
-    return tuple(
-        RowLogprobs(
-            int(index),
-            (sampled[place],),
-            (tuple(values[place][:top]),) if top else (),
-            (tuple(ids[place][:top]),) if top else (),
-        )
-        for place, (index, top) in enumerate(zip(wanted.indices, wanted.top, strict=True))
+def _only(wanted: LogprobPlan | None, row: int) -> LogprobPlan | None:
+    """Return what is wanted of one row, as the only one of its batch."""
+    if wanted is None:
+        return None
+    top = wanted.top[wanted.indices == row]
+    return LogprobPlan(np.zeros_like(top), top)
+
+
+def _joined(each: Sequence[Sampled]) -> Sampled:
+    """Return what single rows drew as what their batch did."""
+    return Sampled(
+        torch.cat([one.tokens for one in each]),
+        torch.cat([one.bad for one in each]),
+        torch.cat([one.stuck for one in each]),
+        tuple(replace(told, index=row) for row, one in enumerate(each) for told in one.logprobs),
+        tuple(row for row, one in enumerate(each) if one.faults),
+        tuple(row for row, one in enumerate(each) if one.failed),
     )

@@ -11,10 +11,9 @@ import msgspec
 
 from drumline.core.errors import RequestError
 from drumline.frontend.openai.schema import SamplingFields
+from drumline.wire.own_params import NAME
 
 _ANY_OBJECT = '{"type":"object"}'
-OWN_PARAMS = "drumline"
-"""The wire has no place for choices; engines of ours look under this name."""
 _STRUCTURED = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
 
 Found = list[tuple[str, str, Any]]
@@ -87,7 +86,7 @@ def _wire_params(param: str, kind: str, value: Any) -> dict[str, Any]:
         case "choice":
             if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
                 raise _refused(param, "choices are a list of strings")
-            return {"custom_params": {OWN_PARAMS: {"choice": value}}}
+            return {"custom_params": {NAME: {"choice": value}}}
     if not isinstance(value, str):
         raise _refused(param, f"a {kind} is a string")
     return {"regex" if kind == "regex" else "ebnf": value}

@@ -4,9 +4,10 @@ from typing import Any
 
 from drumline.core.errors import RequestError
 from drumline.frontend.limits import MAX_CHOICES, Limits
-from drumline.frontend.openai.grammar import OWN_PARAMS, grammar_params
+from drumline.frontend.openai.grammar import grammar_params
 from drumline.frontend.openai.parameters import unsupported
 from drumline.frontend.openai.schema import SamplingFields
+from drumline.wire.own_params import MOST_URGENT, NAME
 from drumline.wire.sampling import SamplingParams
 
 MAX_STOPS = 16
@@ -14,7 +15,6 @@ MAX_LOGPROBS = 20
 
 _SEEDS = 1 << 63
 _OPEN_ZERO = 1e-9
-_MOST_URGENT = 1 << 30
 _MOST_TOKENS = (1 << 31) - 1
 _LONGEST_ID = 20
 """Digits; int() refuses thousands of them, and no vocabulary needs more than these."""
@@ -57,9 +57,9 @@ def _with_priority(params: dict[str, Any], priority: int | None) -> dict[str, An
     """Add a priority to what travels beside the wire's own places."""
     if not priority:
         return params
-    _check("priority", priority, -_MOST_URGENT, _MOST_URGENT)
-    own = (params.get("custom_params") or {}).get(OWN_PARAMS, {})
-    return {**params, "custom_params": {OWN_PARAMS: {**own, "priority": priority}}}
+    _check("priority", priority, -MOST_URGENT, MOST_URGENT)
+    own = (params.get("custom_params") or {}).get(NAME, {})
+    return {**params, "custom_params": {NAME: {**own, "priority": priority}}}
 
 
 def choice_count(fields: SamplingFields) -> int:
