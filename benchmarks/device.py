@@ -4,7 +4,8 @@
 
 Decode steps are queued one ahead, as the loop does, behind a context of 256 tokens;
 `decode_ms` is the median time from one result to the next. `prefill_ms` is one chunk
-of 512 tokens into an empty row. Greedy throughout.
+of 512 tokens into an empty row. Greedy throughout. Then the same with `--deterministic`, whose
+price is the ratio of the two.
 """
 
 import argparse
@@ -121,19 +122,12 @@ def processor():
     return names[0] if names else platform.processor()
 
 
-def main():
-    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    arguments.add_argument("--json", type=Path)
-    arguments.add_argument("--model")
-    arguments.add_argument("--dtype", type=Dtype, default=Dtype.AUTO)
-    arguments.add_argument("--batch", type=int, nargs="*", default=[1, 16, 64])
-    arguments.add_argument("--steps", type=int, default=40)
-    asked = arguments.parse_args()
-
+def measured(asked, *, deterministic):
+    """Return a device as it was built, its decode steps by batch, and its prefill, in ms."""
     thread = ForwardThread()
     largest = max(asked.batch)
     config = Config(
-        model=ModelConfig(model=asked.model, dtype=asked.dtype),
+        model=ModelConfig(model=asked.model, dtype=asked.dtype, deterministic=deterministic),
         cache=CacheConfig(max_total_tokens=largest * (CONTEXT + asked.steps + 32) + PREFILL),
         schedule=ScheduleConfig(max_num_seqs=largest),
     )
@@ -147,6 +141,20 @@ def main():
         prefill = round(prefill_ms(plane, vocab, 3), 1)
     finally:
         plane.shutdown()
+    return built, decode, prefill
+
+
+def main():
+    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    arguments.add_argument("--json", type=Path)
+    arguments.add_argument("--model")
+    arguments.add_argument("--dtype", type=Dtype, default=Dtype.AUTO)
+    arguments.add_argument("--batch", type=int, nargs="*", default=[1, 16, 64])
+    arguments.add_argument("--steps", type=int, default=40)
+    asked = arguments.parse_args()
+
+    built, decode, prefill = measured(asked, deterministic=False)
+    fixed, fixed_decode, fixed_prefill = measured(asked, deterministic=True)
     report = {
         "benchmark": "device",
         "machine": {
@@ -164,6 +172,13 @@ def main():
         "decode_ms": decode,
         "prefill_tokens": PREFILL,
         "prefill_ms": prefill,
+        "deterministic": {
+            "backend": fixed.specs.backend,
+            "decode_ms": fixed_decode,
+            "prefill_ms": fixed_prefill,
+            "decode_price": {n: round(fixed_decode[n] / decode[n], 2) for n in decode},
+            "prefill_price": round(fixed_prefill / prefill, 2),
+        },
     }
     text = json.dumps(report, indent=2)
     print(text)

@@ -57,13 +57,13 @@ class Executor:
         batch: Batch,
         table: BlockTable,
         wanted: LogprobPlan | None,
-        fence: LayerFence | None = None,
         seeds: HistorySeeds | None = None,
+        fence: LayerFence | None = None,
     ) -> ForwardResult:
         """Compute a batch and return what it sampled. The batch feeds at least one token.
 
-        `fence` guards what the batch's plan loads, layer by layer. `seeds` are what new owners of
-        rows have read before.
+        `seeds` are what new owners of rows have read before. `fence` guards what the batch's plan
+        loads, layer by layer.
         """
         place = AttentionBatch(
             table, batch.rows, batch.input_lengths, batch.prefix_lengths, self._page

@@ -100,7 +100,7 @@ class DeviceHandle:
                 self.idle_forward(dispatch.dp)
             return None
         return self._executor.run(
-            plan.batch, self._table, dispatch.logprobs, fence, dispatch.history
+            plan.batch, self._table, dispatch.logprobs, dispatch.history, fence
         )
 
     @torch.inference_mode()

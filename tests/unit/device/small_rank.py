@@ -34,7 +34,9 @@ class SmallDevice:
 
     def __init__(self, directory, *, pages=64, rows=8, group=None, tp=1, model=None, **cache):
         self.config = Config(
-            model=ModelConfig(model=str(directory), dtype=Dtype.FLOAT32, **(model or {})),
+            model=ModelConfig(
+                model=directory and str(directory), dtype=Dtype.FLOAT32, **(model or {})
+            ),
             cache=CacheConfig(
                 max_total_tokens=16 * (pages - 1), prefix_granularity=GRANULARITY, **cache
             ),

@@ -6,12 +6,14 @@ import pytest
 import torch
 import transformers
 
+from drumline.contract.request import Sampling
 from drumline.core.config import CacheConfig, Config, Dtype, ModelConfig, ScheduleConfig
 from drumline.core.gguf_file import read_gguf
 from drumline.core.model_files import find_model
 from drumline.device.weights.gguf import gguf_name
 
 from .conftest import Rig
+from .small_rank import SmallDevice, SmallRank
 
 PROMPTS = 20
 TOKENS = 64
@@ -81,3 +83,25 @@ def test_greedy_ids_of_twenty_prompts_are_those_of_transformers(transformers_mod
         with torch.inference_mode():
             logits = transformers_model(torch.tensor([prompt + ours[:-1]])).logits
         assert logits[0, len(prompt) - 1 :].argmax(1).tolist() == ours
+
+
+def test_with_deterministic_it_says_the_same_alone_and_in_company():
+    device = SmallDevice(None, pages=40, model={"deterministic": True})
+    random = np.random.default_rng(3)
+    prompts = [random.integers(0, 49152, length).tolist() for length in (37, 21)]
+    ways = [Sampling(seed=1, top_p=0.9), Sampling(seed=2, temperature=1.2)]
+    wants = {"max_new_tokens": 3, "return_logprob": True}
+    alone = []
+    for prompt, way in zip(prompts, ways, strict=True):
+        rank = SmallRank(device, depth=0, caching=False)
+        rank.submit("a", prompt, way, **wants)
+        rank.finish()
+        alone.append(rank.answer("a"))
+    rank = SmallRank(device, chunk=33, retract=3)
+    for which in (1, 0):
+        rank.submit(f"{which}", prompts[which], ways[which], **wants)
+    rank.finish()
+    for which in range(2):
+        told = rank.answer(f"{which}")
+        assert (told.ids, told.logprobs) == (alone[which].ids, alone[which].logprobs)
+    device.close()
