@@ -94,7 +94,7 @@ async def served(
             timings=timings or Timings(),
         )
         listener = listen(service.server)
-        url = url_of(listener)
+        url = url_of(listener, service.server)
         ready = asyncio.Event()
         serving = asyncio.create_task(
             serve(

@@ -31,4 +31,4 @@ def show_environment() -> None:
             print(f"{package} is not installed")
     for name, value in sorted(os.environ.items()):
         if name.startswith("DRUMLINE_") or name in ("OMP_NUM_THREADS", "HF_HOME"):
-            print(f"{name}={value}")
+            print(f"{name}={'(a secret)' if name.endswith('_API_KEY') else value}")

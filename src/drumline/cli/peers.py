@@ -8,7 +8,6 @@ _NO_STAGES = "there are no pipeline stages and no expert-parallel ranks in this 
 _ONE_MACHINE = "an engine runs on one machine in this version"
 _CHECKPOINT = "leave it out, the checkpoint says it"
 _TOKENIZER = "the tokenizer is the checkpoint's own"
-_NO_KEYS = "there are no keys in this version: bind to loopback, or put a proxy in front"
 _NO_TOOLS = "tool calls are not parsed in this version; answers come as text"
 _NO_REASONING = "reasoning is not told apart in this version; it stands in the answer's text"
 _NO_ADAPTERS = "adapters are not loaded; merge them into the checkpoint"
@@ -52,7 +51,6 @@ EQUIVALENTS: dict[str, str] = {
     "--generation-config": _CHECKPOINT,
     "--kv-cache-dtype": _KV_DTYPE,
     "--attention-backend": _BY_DEVICE,
-    "--api-key": _NO_KEYS,
     "--reasoning-parser": _NO_REASONING,
     "--tool-call-parser": _NO_TOOLS,
     "--enable-auto-tool-choice": _NO_TOOLS,
@@ -60,9 +58,6 @@ EQUIVALENTS: dict[str, str] = {
     "--lora-modules": _NO_ADAPTERS,
     "--max-loras": _NO_ADAPTERS,
     "--root-path": "let the proxy in front strip its prefix",
-    "--ssl-keyfile": "there is no TLS: put a proxy in front",
-    "--ssl-certfile": "there is no TLS: put a proxy in front",
-    "--allowed-origins": "other origins are not answered: put a proxy in front",
     "--speculative-config": _NO_DRAFTS,
     "--kv-transfer-config": _NO_DISAGGREGATION,
     "--structured-outputs-config": "use --grammar-backend",
@@ -85,7 +80,6 @@ EQUIVALENTS: dict[str, str] = {
     "--lora-paths": _NO_ADAPTERS,
     "--enable-memory-saver": "memory is not given back while the server runs",
     "--sampling-backend": _BY_DEVICE,
-    "--admin-api-key": _NO_KEYS,
     "--speculative-algorithm": _NO_DRAFTS,
     "--disaggregation-mode": _NO_DISAGGREGATION,
     "--hicache-storage-backend": "there is no network cache in this version",
@@ -95,7 +89,6 @@ EQUIVALENTS: dict[str, str] = {
     "--control-port": "leave it out, there is one port: --port",
     "--gateway-startup-timeout": "use --startup-timeout",
     "--ext-yaml": "use --config with a TOML file",
-    "--api-key-file": _NO_KEYS,
     "--kvstore-storage-backend": "there is no network cache in this version",
     # llama.cpp
     "-m": "use --model",

@@ -24,6 +24,7 @@ Rows = Annotated[int, Meta(ge=1, le=65536)]
 ContextTokens = Annotated[int, Meta(ge=2, le=(1 << 31) - 1)]
 Seconds = Annotated[float, Meta(ge=0, le=1e9)]
 ModelName = Annotated[str, Meta(min_length=1)]
+Key = Annotated[str, Meta(min_length=1)]
 Gigabytes = Annotated[float, Meta(ge=0, le=1e9)]
 Share = Annotated[float, Meta(gt=0.0, le=1.0)]
 
@@ -464,6 +465,70 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     max_body_bytes: Annotated[Positive, Meta(description="largest request body that is read")] = (
         32 * 1024 * 1024
     )
+    max_concurrent_streams: Annotated[
+        Positive | None,
+        Meta(
+            description="requests for text that are answered at the same time; more get 429; any "
+            "number by default",
+            extra=_flags("--max-concurrent-requests"),
+        ),
+    ] = None
+    request_timeout: Annotated[
+        Annotated[float, Meta(gt=0, le=1e9)] | None,
+        Meta(
+            description="seconds that a request for text may take, from its first byte to its "
+            "answer's last; then it ends with 408; any time by default",
+        ),
+    ] = None
+    unread_timeout: Annotated[
+        Annotated[float, Meta(gt=0, le=1e6)],
+        Meta(
+            description="seconds after which a client that reads nothing of its answer is hung up "
+            "on, and its request ended",
+        ),
+    ] = 60.0
+    api_key: Annotated[
+        tuple[Key, ...],
+        Meta(
+            description="keys of clients, who send one as `Authorization: Bearer KEY`; without "
+            "any, all are served"
+        ),
+    ] = ()
+    api_key_file: Annotated[
+        str | None, Meta(description="a file with further keys of clients, one a line")
+    ] = None
+    admin_api_key: Annotated[
+        Key | None,
+        Meta(
+            description="the key of control routes, which opens all others too; by default a "
+            "client's opens those",
+            extra=_flags("--rl-control-api-key"),
+        ),
+    ] = None
+    allowed_origins: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="web origins whose pages may call this server, such as https://a.example; "
+            "* is any; none by default",
+            extra=_flags("--cors-allowed-origins"),
+        ),
+    ] = ()
+    ssl_keyfile: Annotated[
+        str | None, Meta(description="the private key of --ssl-certfile, in PEM")
+    ] = None
+    ssl_certfile: Annotated[
+        str | None,
+        Meta(description="a certificate with its chain, in PEM, with which HTTPS is spoken"),
+    ] = None
+
+    def __post_init__(self) -> None:
+        if self.ssl_keyfile is not None and self.ssl_certfile is None:
+            raise ConfigError("--ssl-keyfile", "has no effect without --ssl-certfile")
+
+    @property
+    def secrets(self) -> frozenset[str]:
+        """The fields that are shown to nobody."""
+        return frozenset({"api_key", "admin_api_key"})
 
 
 class ProcessConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -7,14 +7,16 @@ from contextlib import contextmanager
 from prometheus_client import Gauge
 
 from drumline.core.errors import RequestError
-from drumline.frontend.web.errors import REQUEST_ID_IN_USE, shutting_down
+from drumline.frontend.web.errors import REQUEST_ID_IN_USE, TOO_MANY, shutting_down
 
 
 class LiveRequests:
     """The requests in flight, by the ids their clients know them by."""
 
-    def __init__(self, gauge: Gauge) -> None:
+    def __init__(self, gauge: Gauge, most: int | None = None) -> None:
+        """Count on `gauge`; let in `most` at the same time, any number by default."""
         self._gauge = gauge
+        self._most = most
         self._tasks: dict[str, asyncio.Task[None] | None] = {}
         self.draining = False
         """Set while the server stops: what is in flight goes on, nothing else begins."""
@@ -31,11 +33,16 @@ class LiveRequests:
     def entered(self, request_id: str) -> Iterator[None]:
         """Count a request while it is being served.
 
-        Raises RequestError 503 while draining, and 409 for an id in flight: the engine
-        would drop the second without a word, and its client would wait for ever.
+        Raises RequestError 503 while draining, 429 over the limit, and 409 for an id in
+        flight: the engine would drop the second without a word, and its client would wait
+        for ever.
         """
         if self.draining:
             raise shutting_down()
+        if self._most is not None and len(self._tasks) >= self._most:
+            raise RequestError(
+                429, f"{self._most} requests are being answered, which is the limit", code=TOO_MANY
+            )
         if request_id in self._tasks:
             raise RequestError(
                 409,

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import logging
 import socket
+import ssl
 from collections.abc import Callable
 
 import uvicorn
@@ -16,6 +17,7 @@ from starlette.types import ASGIApp
 
 from drumline.core.config import ServerConfig
 from drumline.core.errors import ConfigError
+from drumline.frontend.access import Keys
 from drumline.frontend.app import create_app
 from drumline.frontend.service import Service
 
@@ -43,6 +45,10 @@ def listen(server: ServerConfig) -> socket.socket:
     listener = socket.socket(family, kind, protocol)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # Connections inherit it: the kernel ends one whose client takes nothing for so long,
+        # and the request with it. What waits for a client until then has a bound of its own.
+        unread_ms = int(server.unread_timeout * 1000)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, unread_ms)
         listener.bind(resolved)
         listener.listen(_BACKLOG)
     except OSError as error:
@@ -53,10 +59,31 @@ def listen(server: ServerConfig) -> socket.socket:
     return listener
 
 
-def url_of(listener: socket.socket) -> str:
+def check(server: ServerConfig) -> None:
+    """Raise ConfigError naming the flag for keys or a certificate that cannot be used."""
+    Keys.of(server)
+    if server.ssl_certfile is None:
+        return
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        # A password, or a key that has one is asked for at the terminal.
+        context.load_cert_chain(server.ssl_certfile, server.ssl_keyfile, password="")
+    except OSError as error:
+        files = " and ".join(filter(None, (server.ssl_certfile, server.ssl_keyfile)))
+        reason = "not a certificate and its key" if isinstance(error, ssl.SSLError) else error
+        raise ConfigError("--ssl-certfile", f"cannot use {files}: {reason}") from None
+
+
+def url_of(listener: socket.socket, server: ServerConfig) -> str:
     """Return the URL at which a bound socket is reached."""
     host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    scheme = "http" if server.ssl_certfile is None else "https"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+def _is_local(listener: socket.socket) -> bool:
+    host = listener.getsockname()[0]
+    return bool(host.startswith("127.") or host == "::1")
 
 
 async def serve(
@@ -75,9 +102,12 @@ async def serve(
 
     Thread: one event loop, the engine link's.
     """
-    server = _Server(create_app(service), listener)
+    if not (service.server.api_key or service.server.api_key_file or _is_local(listener)):
+        log.warning("there are no keys, so whoever reaches %s is served; see --api-key",
+                    url_of(listener, service.server))  # fmt: skip
+    server = _Server(create_app(service), listener, service.server)
     await server.start()
-    ready(url_of(listener))
+    ready(url_of(listener, service.server))
     try:
         await stop.wait()
         await _drain(service, drain_timeout_s)
@@ -109,7 +139,7 @@ async def _drain(service: Service, timeout_s: float) -> None:
 class _Server:
     """uvicorn without its hold on the process: no signals, no log set-up, our own stop."""
 
-    def __init__(self, app: ASGIApp, listener: socket.socket) -> None:
+    def __init__(self, app: ASGIApp, listener: socket.socket, server: ServerConfig) -> None:
         self._listener = listener
         self._config = uvicorn.Config(
             app,
@@ -123,6 +153,8 @@ class _Server:
             server_header=False,
             backlog=_BACKLOG,
             timeout_graceful_shutdown=_LAST_WORDS_S,
+            ssl_keyfile=server.ssl_keyfile,
+            ssl_certfile=server.ssl_certfile,
         )
         self._server = uvicorn.Server(self._config)
         self._ticking: asyncio.Task[None] | None = None

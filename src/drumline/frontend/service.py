@@ -79,7 +79,7 @@ class Service:
         self.turns = Turns()
         self.registry = registry or CollectorRegistry()
         self.metrics = RequestMetrics(self.registry, self.model)
-        self.live = LiveRequests(self.metrics.in_flight)
+        self.live = LiveRequests(self.metrics.in_flight, server.max_concurrent_streams)
         ProcessCollector(registry=self.registry)
         LoadCollector(self.registry, self.model, lambda: engine.loads)
         self.caches = CacheStates(engine, self.timings.ask_s)

@@ -38,7 +38,7 @@ from drumline.contract.startup import (
     decode_report,
     encode_settings,
 )
-from drumline.core.config import Config
+from drumline.core.config import Config, ServerConfig
 from drumline.core.errors import ConfigError, DrumlineError, PeerError
 
 log = logging.getLogger(__name__)
@@ -164,7 +164,8 @@ class Ranks:
             os.close(write_fd)
         rank = _Rank(index, process, read_fd)
         settings = RankSettings(
-            config=config,
+            # Without what the server keeps: ranks have no business with its keys.
+            config=replace(config, server=ServerConfig()),
             handshake=handshake,
             engine_index=layout.data_index(index),
             rank=index,

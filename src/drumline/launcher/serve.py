@@ -47,6 +47,7 @@ def serve(config: Config, say: Say) -> int:
 
 async def _serve(config: Config, say: Say) -> int:
     signals = Signals(asyncio.get_running_loop())
+    http.check(config.server)
     with contextlib.closing(http.listen(config.server)) as listener:
         engine = Engine(config, quiet=False, on_step=steps_told(say, config.parallel.local_ranks))
         configure("serve", engine.config.process.log_level or "info")

@@ -173,9 +173,9 @@ def test_an_address_that_is_none_is_named():
 
 
 def test_a_url_can_be_followed():
-    listener = listen(ServerConfig(host="127.0.0.1", port=0))
-    with listener:
-        assert url_of(listener) == f"http://127.0.0.1:{listener.getsockname()[1]}"
+    server = ServerConfig(host="127.0.0.1", port=0)
+    with listen(server) as listener:
+        assert url_of(listener, server) == f"http://127.0.0.1:{listener.getsockname()[1]}"
 
 
 @run

@@ -16,7 +16,12 @@ from drumline.frontend.openai.calls import Answer, Call, Frame
 from drumline.frontend.openai.parameters import ParameterCheck
 from drumline.frontend.service import Service
 from drumline.frontend.text.tokenizer import Tokenizer
-from drumline.frontend.web.errors import as_request_error, internal_error, shutting_down
+from drumline.frontend.web.errors import (
+    as_request_error,
+    internal_error,
+    shutting_down,
+    timed_out,
+)
 from drumline.frontend.web.incoming import (
     ClientGoneError,
     given_request_id,
@@ -55,13 +60,14 @@ class GeneratingEndpoint:
             with service.live.entered(reply.request_id):
                 if service.engine.closed.is_set():
                     raise as_request_error(PeerError("its process ended"))
-                body = await read_body(scope, receive, service.server.max_body_bytes)
-                frame = Frame(
-                    own_id if given is None else f"{self._id_prefix}-{given}",
-                    int(service.clock.wall_s()),
-                    service.model,
-                )
-                await unless_gone(receive, self._answer(body, frame, reply))
+                async with asyncio.timeout(service.server.request_timeout):
+                    body = await read_body(scope, receive, service.server.max_body_bytes)
+                    frame = Frame(
+                        own_id if given is None else f"{self._id_prefix}-{given}",
+                        int(service.clock.wall_s()),
+                        service.model,
+                    )
+                    await unless_gone(receive, self._answer(body, frame, reply))
         except ClientGoneError:
             log.debug("%s: the client left", reply.request_id)
         except asyncio.CancelledError:
@@ -71,6 +77,8 @@ class GeneratingEndpoint:
             task.uncancel()  # there is a last word to say, to whoever still reads
             with suppress(asyncio.CancelledError):
                 await self._refuse(reply, shutting_down())
+        except TimeoutError:
+            await self._refuse(reply, timed_out(service.server.request_timeout or 0))
         except RequestError as error:
             await self._refuse(reply, error)
         except PeerError as error:

@@ -15,18 +15,20 @@ Headers = tuple[tuple[bytes, bytes], ...]
 ENGINE_DEAD = "engine_dead"
 DRAINING = "draining"
 REQUEST_ID_IN_USE = "request_id_in_use"
+TIMED_OUT = "request_timeout"
+TOO_MANY = "too_many_requests"
 
 _NO_RETRY: Headers = ((b"x-should-retry", b"false"),)
 _RETRY_SOON: Headers = ((b"retry-after", b"5"),)
 _HEADERS: dict[str | None, Headers] = {
     ENGINE_DEAD: _NO_RETRY,
     REQUEST_ID_IN_USE: _NO_RETRY,
-    DRAINING: _RETRY_SOON,
+    TIMED_OUT: _NO_RETRY,
 }
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 _SERVER_ERRORS = 500
 _NOT_IMPLEMENTED = 501
-_TOO_MANY = 429
+_WAIT = {429, 503}
 
 
 class ErrorDetail(Struct, frozen=True):
@@ -61,6 +63,14 @@ def shutting_down() -> RequestError:
     return RequestError(503, "the server is shutting down", code=DRAINING)
 
 
+def timed_out(seconds: float) -> RequestError:
+    """Return what a client is told whose request took longer than the operator allows."""
+    return RequestError(
+        408, f"the request took longer than {seconds:g} s, which this server allows",
+        code=TIMED_OUT,
+    )  # fmt: skip
+
+
 def error_body(error: RequestError) -> bytes:
     """Return the JSON body of `error`."""
     kind = _TYPES.get(error.status) or (
@@ -74,6 +84,6 @@ def error_headers(error: RequestError) -> Headers:
     known = _HEADERS.get(error.code)
     if known is not None:
         return known
-    if error.status == _TOO_MANY:
+    if error.status in _WAIT:
         return _RETRY_SOON
     return _NO_RETRY if error.status == _NOT_IMPLEMENTED else ()

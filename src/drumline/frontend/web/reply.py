@@ -7,11 +7,13 @@ life.
 
 import asyncio
 from collections.abc import Iterable
+from typing import Self
 
-from starlette.types import Send
+from starlette.types import Scope, Send
 
 from drumline.core.errors import RequestError
 from drumline.frontend.web.errors import Headers, error_body, error_headers
+from drumline.frontend.web.incoming import given_request_id
 
 JSON = b"application/json"
 
@@ -30,6 +32,14 @@ class Reply:
         self.started = False
         self._wrote_at = 0.0
         self._pinging: asyncio.Task[None] | None = None
+
+    @classmethod
+    def to(cls, scope: Scope, send: Send, own_id: str) -> Self:
+        """Return the reply to a request, under the id that it chose if that can stand there."""
+        try:
+            return cls(send, given_request_id(scope) or own_id)
+        except RequestError:
+            return cls(send, own_id)
 
     async def body(
         self, data: bytes, *, status: int = 200, kind: bytes = JSON, headers: Headers = ()
