@@ -69,6 +69,7 @@ async def served(
     timings=None,
     registers=None,
     server=None,
+    chat=None,
     drain_timeout_s=1.0,
     engines=1,
     policy=None,
@@ -91,6 +92,7 @@ async def served(
             client,
             await client.ready(TIMEOUT_S),
             tokenizer,
+            chat=chat,
             timings=timings or Timings(),
         )
         listener = listen(service.server)

@@ -44,7 +44,6 @@ EQUIVALENTS: dict[str, str] = {
     "--download-dir": "set the variable HF_HOME",
     "--tokenizer": _TOKENIZER,
     "--tokenizer-mode": _TOKENIZER,
-    "--chat-template": "the checkpoint's own is used; change it in tokenizer_config.json",
     "--swap-space": "use --retraction-snapshot-host-gb",
     "--cpu-offload-gb": "weights stay where they are computed; host memory can hold KV pages, "
     "see --enable-kvstore",

@@ -6,6 +6,7 @@ from msgspec import Meta, Struct
 
 from drumline.core.config import (
     CacheConfig,
+    ChatConfig,
     Config,
     ModelConfig,
     ParallelConfig,
@@ -47,6 +48,7 @@ class EngineOptions(Struct, frozen=True, kw_only=True):
     cache: CacheConfig = CacheConfig()
     schedule: ScheduleConfig = ScheduleConfig()
     parallel: ParallelConfig = ParallelConfig()
+    chat: ChatConfig = ChatConfig()
     process: ProcessConfig = ProcessConfig()
 
 

@@ -457,6 +457,18 @@ class GrammarConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     ] = 256
 
 
+class ChatConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How conversations become prompts."""
+
+    chat_template: Annotated[
+        str | None,
+        Meta(
+            description="a file with a Jinja chat template, or the template itself; the "
+            "checkpoint's own by default"
+        ),
+    ] = None
+
+
 class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where the HTTP server is reached, and what it takes in."""
 
@@ -564,5 +576,6 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     schedule: ScheduleConfig = ScheduleConfig()
     parallel: ParallelConfig = ParallelConfig()
     grammar: GrammarConfig = GrammarConfig()
+    chat: ChatConfig = ChatConfig()
     server: ServerConfig = ServerConfig()
     process: ProcessConfig = ProcessConfig()

@@ -5,12 +5,12 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 
 from drumline.client.engine_client import EngineClient
 from drumline.core.clock import SystemClock
-from drumline.core.config import ServerConfig
+from drumline.core.config import ChatConfig, ServerConfig
 from drumline.core.errors import RequestError
 from drumline.frontend.cache_states import CacheStates
 from drumline.frontend.limits import Limits
 from drumline.frontend.live_requests import LiveRequests
-from drumline.frontend.text.chat_template import ChatTemplate
+from drumline.frontend.text.chat_template import ChatTemplate, given_template
 from drumline.frontend.text.prompt_encoder import PromptEncoder
 from drumline.frontend.text.tokenizer import Tokenizer
 from drumline.frontend.turns import Turns
@@ -44,6 +44,7 @@ class Service:
         registration: Registration,
         tokenizer: Tokenizer,
         *,
+        chat: ChatConfig | None = None,
         seed: int | None = None,
         registry: CollectorRegistry | None = None,
         timings: Timings | None = None,
@@ -52,7 +53,7 @@ class Service:
         """Serve `engine` under `model_names`, of which the first is the one reported.
 
         `seed` is that of requests which name none; without it each draws its own.
-        Raises ConfigError when the tokenizer's chat template does not compile.
+        Raises ConfigError when the chat template does not compile.
         """
         facts = tokenizer.facts
         self.server = server
@@ -65,14 +66,20 @@ class Service:
         self.clock = clock or SystemClock()
         self.created = int(self.clock.wall_s())
         self.limits = Limits.of(registration, tokenizer.vocab_size)
+        chat = chat or ChatConfig()
+        template = (
+            facts.chat_template
+            if chat.chat_template is None
+            else given_template(chat.chat_template)
+        )
         self.template = (
             ChatTemplate(
-                facts.chat_template,
+                template,
                 bos_token=facts.bos_token,
                 eos_token=facts.eos_token,
                 clock=self.clock,
             )
-            if facts.chat_template is not None
+            if template is not None
             else None
         )
         self.encoder = PromptEncoder(tokenizer)

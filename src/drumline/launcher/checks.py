@@ -13,6 +13,7 @@ from drumline.core.gguf_file import read_gguf
 from drumline.core.model_files import ModelFiles, ModelFormat, read_json
 from drumline.device.models.config import DecoderConfig, from_gguf, from_json
 from drumline.device.page import BLOCK_TOKENS
+from drumline.frontend.text.chat_template import ChatTemplate, given_template
 
 RANKS_A_CORE = 8
 """More ranks than that on one processor core would only wait for each other."""
@@ -22,6 +23,8 @@ def check(config: Config, files: ModelFiles) -> None:
     """Raise ConfigError naming the flag, or the file, for which there is no engine."""
     check_ranks(config.parallel, os.cpu_count() or 1)
     check_model(config, decoder_of(files))
+    if config.chat.chat_template is not None:
+        ChatTemplate(given_template(config.chat.chat_template), bos_token="", eos_token="")
 
 
 def check_ranks(parallel: ParallelConfig, cores: int) -> None:

@@ -67,6 +67,7 @@ class Engine:
             self.client,
             registration,
             tokenizer,
+            chat=self.config.chat,
             seed=model.seed,
         )
 

@@ -3,6 +3,8 @@
 import pytest
 from tests.fakes.http import CHAT, run, served, until
 
+from drumline.core.config import ChatConfig
+
 USAGE = {"prompt_tokens": 31, "completion_tokens": 3, "total_tokens": 34,
          "prompt_tokens_details": {"cached_tokens": 0}}  # fmt: skip
 
@@ -296,3 +298,31 @@ async def test_every_name_of_the_model_is_answered_under_its_first(embedded):
         assert (await it.http.get("/v1/models/org/alias")).json()["id"] == "org/alias"
         assert (await it.http.get("/v1/models/gpt-4")).status_code == 404
         assert CHAT["messages"]
+
+
+@run
+async def test_a_final_message_is_continued(embedded):
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Well, "}]
+    async with served(embedded) as it:
+        await it.chat(messages=messages, continue_final_message=True)
+        (request,) = it.fake.requests
+        expected = embedded.encode("<|im_start|>assistant\nWell, ", add_special=False)
+        assert request.input_ids[-len(expected) :] == expected
+        refused = [
+            await it.chat(
+                messages=messages, continue_final_message=True, add_generation_prompt=True
+            ),
+            await it.chat(continue_final_message=True),
+        ]
+        assert [one.json()["error"]["param"] for one in refused] == ["continue_final_message"] * 2
+
+
+@run
+async def test_an_operators_template_stands_in_for_the_models(embedded):
+    chat = ChatConfig(chat_template="{{ raise_exception('no ' ~ mood) if mood }}<{{ tone }}>")
+    async with served(embedded, chat=chat) as it:
+        await it.chat(chat_template_kwargs={"tone": "dry"})
+        assert it.fake.requests[0].input_ids == embedded.encode("<dry>", add_special=False)
+        refused = await it.chat(chat_template_kwargs={"mood": "fun"})
+        assert refused.status_code == 400
+        assert refused.json()["error"]["message"].endswith("refuses these messages: no fun")

@@ -5,7 +5,7 @@ import datetime
 import pytest
 
 from drumline.core.errors import ConfigError, RequestError
-from drumline.frontend.text.chat_template import ChatTemplate
+from drumline.frontend.text.chat_template import ChatTemplate, given_template
 
 HELLO = [{"role": "user", "content": "Hi <b>&ü"}]
 
@@ -77,3 +77,36 @@ def test_a_clients_variables_reach_the_template_but_take_no_name_of_its_own():
 def test_what_is_no_template_is_refused_at_once():
     with pytest.raises(ConfigError, match="line 2"):
         template("\n{% if %}")
+
+
+CHATML = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content | trim }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+@pytest.mark.parametrize("said", ["So", "end", " a|", "<|end|>", "ü "])
+def test_a_final_message_that_is_continued_is_not_ended(said):
+    prompt = template(CHATML).render_open([*HELLO, {"role": "assistant", "content": said}])
+    assert prompt == f"<|user|>Hi <b>&ü<|end|><|assistant|>{said.lstrip()}"
+
+
+def test_a_final_message_that_the_template_drops_cannot_be_continued():
+    with pytest.raises(RequestError, match="does not show the final message"):
+        template("{{ messages[0].content }}").render_open([*HELLO, *HELLO])
+
+
+def test_tools_reach_the_template():
+    source = "{% for tool in tools %}{{ tool | tojson }}{% endfor %}"
+    assert template(source).render(HELLO, tools=[{"name": "clock"}]) == '{"name": "clock"}'
+
+
+def test_an_operator_names_a_file_or_writes_the_template_itself(tmp_path):
+    file = tmp_path / "own.jinja"
+    file.write_text("{{ messages[0].content }}ü")
+    assert given_template(str(file)) == "{{ messages[0].content }}ü"
+    assert given_template("{% if x %}{% endif %}") == "{% if x %}{% endif %}"
+    with pytest.raises(ConfigError, match=r"^--chat-template: .*no-such"):
+        given_template(str(tmp_path / "no-such"))
+    with pytest.raises(ConfigError, match="--chat-template"):
+        given_template("\0")

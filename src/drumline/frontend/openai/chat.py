@@ -31,6 +31,7 @@ from drumline.frontend.openai.schema import (
     TopLogprob,
 )
 from drumline.frontend.service import Service
+from drumline.frontend.text.chat_template import ChatTemplate
 from drumline.frontend.text.tokenizer import Tokenizer
 from drumline.frontend.web.incoming import decode_json
 
@@ -68,11 +69,7 @@ class ChatCall:
                 param="messages",
                 code="no_chat_template",
             )
-        prompt = service.template.render(
-            messages,
-            add_generation_prompt=request.add_generation_prompt is not False,
-            variables=self._variables(),
-        )
+        prompt = self._prompt(service.template, messages)
         ids = await encoded(service, prompt, add_special=False, param="messages")
         newer = request.max_completion_tokens is not None
         max_param = "max_completion_tokens" if newer else "max_tokens"
@@ -86,6 +83,24 @@ class ChatCall:
             max_tokens=answer_length(max_param, asked_tokens),
             logprobs=self._logprobs(),
         )
+
+    def _prompt(self, template: ChatTemplate, messages: Sequence[dict[str, Any]]) -> str:
+        request = self._request
+        variables = self._variables()
+        if not request.continue_final_message:
+            return template.render(
+                messages,
+                add_generation_prompt=request.add_generation_prompt is not False,
+                variables=variables,
+            )
+        if request.add_generation_prompt:
+            raise _not_continued(
+                "add_generation_prompt begins a new message", "invalid_combination"
+            )
+        last = messages[-1]
+        if last["role"] != "assistant" or not last["content"]:
+            raise _not_continued("the final message is not the assistant's, or has no text")
+        return template.render_open(messages, variables=variables)
 
     def _variables(self) -> dict[str, Any]:
         """Return what the template is told beside the messages."""
@@ -166,6 +181,11 @@ class ChatCall:
                 ChatLogprob(data.decode(errors="replace"), drawn.logprob, list(data), top)
             )
         return ChatLogprobs(content)
+
+
+def _not_continued(why: str, code: str = "invalid_value") -> RequestError:
+    param = "continue_final_message"
+    return RequestError(400, f"{param}: {why}", param=param, code=code)
 
 
 def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:

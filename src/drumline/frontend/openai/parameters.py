@@ -52,7 +52,7 @@ _NO_SAMPLER = "there is no such sampler here; temperature, top_p, top_k and min_
 _NO_BEAMS = "there is no beam search"
 _NO_TRUNCATION = "prompts are not shortened; send what fits"
 _NO_TRANSFER = "requests are not split among engines here"
-_NO_TEMPLATE = "the model's own chat template is used"
+_NO_TEMPLATE = "templates are the operator's, who sets --chat-template"
 _NO_ADAPTERS = "adapters are not loaded"
 _TEXT_ONLY = "answers are text"
 
@@ -81,7 +81,6 @@ REFUSED: dict[str, Refused] = {
         "texts get the tokenizer's special tokens; send token ids to have others", (True,)
     ),
     "spaces_between_special_tokens": Refused("text is decoded as one piece", (True,)),
-    "continue_final_message": Refused("a message is not continued; use /v1/completions"),
     "chat_template": Refused(_NO_TEMPLATE),
     "documents": Refused("documents are not put before a template; write them into a message"),
     "mm_processor_kwargs": Refused("this model takes text only"),

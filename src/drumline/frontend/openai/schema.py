@@ -81,6 +81,7 @@ class ChatRequest(SamplingFields, kw_only=True):
     top_logprobs: int | None = None
     reasoning_effort: str | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
 

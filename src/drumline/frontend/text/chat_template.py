@@ -10,6 +10,7 @@ sandbox. They see what the publishers of models write them for: `messages`,
 import datetime
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import jinja2
@@ -22,6 +23,24 @@ from drumline.core.clock import SystemClock
 from drumline.core.errors import ConfigError, RequestError
 
 _NO_VARIABLES: Mapping[str, Any] = {}
+_FLAG = "--chat-template"
+_END = "\ue000end of what is continued\ue001"
+"""Marks where a message ends while a prompt is rendered; of letters that no language has."""
+
+
+def given_template(setting: str) -> str:
+    """Return the template that an operator named: a file's, or `setting` if it is one itself.
+
+    Raises ConfigError for a file that cannot be read.
+    """
+    if "{{" in setting or "{%" in setting:
+        return setting
+    try:
+        return Path(setting).expanduser().read_text("utf-8")
+    except (OSError, UnicodeDecodeError, ValueError) as error:
+        raise ConfigError(
+            _FLAG, f"{setting!r} is no template, as it has no {{{{ or {{%, and no file: {error}"
+        ) from None
 
 
 class _Generation(jinja2.ext.Extension):
@@ -61,7 +80,8 @@ class ChatTemplate:
             self._template = environment.from_string(source)
         except jinja2.TemplateSyntaxError as error:
             raise ConfigError(
-                "chat template", f"line {error.lineno} is no Jinja: {error.message}"
+                "chat template (see --chat-template)",
+                f"line {error.lineno} is no Jinja: {error.message}",
             ) from error
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
 
@@ -70,6 +90,7 @@ class ChatTemplate:
         messages: Sequence[Mapping[str, Any]],
         *,
         add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] = (),
         variables: Mapping[str, Any] = _NO_VARIABLES,
     ) -> str:
         """Return the prompt of the conversation; `variables` are what its client adds.
@@ -81,7 +102,7 @@ class ChatTemplate:
                 {
                     **variables,
                     **self._tokens,
-                    "tools": None,
+                    "tools": tools or None,
                     "messages": messages,
                     "add_generation_prompt": add_generation_prompt,
                 }
@@ -94,6 +115,35 @@ class ChatTemplate:
                 param="messages",
                 code="invalid_messages",
             ) from error
+
+    def render_open(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        variables: Mapping[str, Any] = _NO_VARIABLES,
+    ) -> str:
+        """Return the prompt whose last message is not ended, so that an answer continues it.
+
+        Raises RequestError 400 as `render` does, and where the template drops the message.
+        """
+        last = messages[-1]
+        marked = {**last, "content": last["content"] + _END}
+        prompt = self.render(
+            [*messages[:-1], marked],
+            add_generation_prompt=False,
+            tools=tools,
+            variables=variables,
+        )
+        end = prompt.rfind(_END)
+        if end < 0:
+            raise RequestError(
+                400,
+                "continue_final_message: the chat template does not show the final message",
+                param="continue_final_message",
+                code="invalid_messages",
+            )
+        return prompt[:end].replace(_END, "")
 
 
 def _raise_exception(message: str) -> None:
