@@ -93,5 +93,5 @@ def _cached(request: Request, admission: Admission) -> str:
         return "prefixes are not cached"
     text = f"{match.tokens} of its {request.prompt_tokens} prompt tokens are cached"
     if match.reach > match.tokens:
-        text += f", {match.reach} but for its windows"
+        text += f", {match.reach} but for windows or state groups"
     return text

@@ -1,5 +1,7 @@
 """Whatever happens in whatever order, every page is accounted for and mirrors agree."""
 
+import os
+
 import hypothesis.strategies as st
 import numpy as np
 from hypothesis import settings
@@ -9,7 +11,7 @@ from scheduler_rig import Rig, config
 from drumline.contract.plan import encode_plan
 from drumline.contract.specs import AttentionKind, CacheGroup
 from drumline.core.config import WritePolicy
-from drumline.scheduler.events import Aborted, Finished
+from drumline.scheduler.events import Aborted, Finished, Reserved
 from drumline.scheduler.lifecycle import State
 
 FULL = CacheGroup(group_id="full", block_tokens=4)
@@ -167,6 +169,15 @@ class SchedulerMachine(RuleBasedStateMachine):
             while self.rig.in_flight:
                 self.both(lambda rig: rig.commit(rig.config.decode_tokens))
 
+    @precondition(lambda self: self.rig.scheduler.sizes().decoding)
+    @rule(data=st.data(), tokens=st.integers(0, 14))
+    def reserve(self, data, tokens):
+        states = {rid: self.rig.scheduler._requests.get(rid).state for rid in self.live}
+        rids = [rid for rid, state in states.items() if state is State.DECODING]
+        if rids:
+            rid = data.draw(st.sampled_from(rids))
+            self.both(lambda rig: rig.scheduler.advance([Reserved(rid, tokens)]))
+
     @rule()
     def acknowledge_all(self):
         while self.rig.unacknowledged:
@@ -225,7 +236,10 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 TestAnyOrderOfEvents = SchedulerMachine.TestCase
-TestAnyOrderOfEvents.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+EXAMPLES = int(os.environ.get("DRUMLINE_SOAK_EXAMPLES", "60"))
+TestAnyOrderOfEvents.settings = settings(
+    max_examples=EXAMPLES, stateful_step_count=40, deadline=None
+)
 
 
 def test_the_arrays_of_a_plan_never_change():

@@ -72,7 +72,7 @@ def test_what_is_cached_of_a_waiting_prompt_is_told_and_what_windows_lack_of_it(
     rig.round()
     rig.submit("b", [*range(12), 90, 91])
     assert rig.scheduler.explain("b").endswith(
-        "0 of its 14 prompt tokens are cached, 12 but for its windows"
+        "0 of its 14 prompt tokens are cached, 12 but for windows or state groups"
     )
     assert "of them were cached; row 1, 18 tokens known" in rig.scheduler.explain("a")
 
