@@ -71,7 +71,7 @@ CASES = {
     "any object": (GrammarKind.JSON_OBJECT, "", [ANY, ANSWER]),
 }
 ROUNDS = 400
-TURNS = 12
+TURNS = 8
 
 
 class Bed:
@@ -265,7 +265,7 @@ def rounds_without_a_model():
 
 
 @contextlib.contextmanager
-def steps_of_the_model(rows=4, count=25):
+def steps_of_the_model(rows=4, count=15):
     thread = ForwardThread()
     config = Config(
         cache=CacheConfig(max_total_tokens=rows * 2048),

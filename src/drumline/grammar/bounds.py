@@ -10,12 +10,13 @@ import re
 MAX_SOURCE_BYTES = 64 * 1024
 MAX_REGEX_BYTES = 4 * 1024
 MAX_NESTING = 64
-MAX_REPEATS = 100_000
+MAX_REPEATS = 10_000
 """Times the atoms of a regex may be repeated, nested repeats multiplied."""
 MAX_CHOICES = 4096
 MAX_RULES = 1024
 
-_COUNT = re.compile(r"\{(\d*)(,?)(\d*)\}")
+COUNT = re.compile(r"\{(\d*)(,?)(\d*)\}")
+"""A count behind an atom, as regexes and grammars write it."""
 _LONGEST_COUNT = 6
 _RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
 
@@ -54,64 +55,6 @@ def check_json_nesting(source: str) -> None:
             depth -= 1
 
 
-def check_regex(pattern: str) -> None:
-    """Raise RefusedGrammarError for a regex that is too large, or that no automaton matches."""
-    check_size(pattern, MAX_REGEX_BYTES)
-    # Sizes of what stands at each open group's level, and of the atom before the place.
-    sizes, last, place = [0], 0, 0
-    while place < len(pattern):
-        letter = pattern[place]
-        match letter:
-            case "\\":
-                _refuse_escape(pattern, place)
-                sizes[-1] += 1
-                last, place = 1, place + 2
-            case "[":
-                place = _class_end(pattern, place)
-                sizes[-1] += 1
-                last = 1
-            case "(":
-                _refuse_group(pattern, place)
-                sizes.append(0)
-                _check_depth(len(sizes) - 1)
-                last, place = 0, place + 1
-            case ")" if len(sizes) > 1:
-                last = max(sizes.pop(), 1)
-                sizes[-1] += last
-                place += 1
-            case "{" if found := _COUNT.match(pattern, place):
-                times = _times(found)
-                sizes[-1] += last * (times - 1)
-                last *= times
-                place = found.end()
-            case _:
-                sizes[-1] += 1
-                last, place = 1, place + 1
-        if sizes[-1] > MAX_REPEATS:
-            raise RefusedGrammarError(
-                f"the regex repeats its parts {sizes[-1]} times in all; {MAX_REPEATS} are allowed"
-            )
-
-
-def check_pattern(pattern: str) -> None:
-    """Raise RefusedGrammarError for a regex of a JSON string that would break its quotes.
-
-    Character classes are cut down to what may stand in a JSON string; single characters
-    outside of them are not, so one that must be escaped there cannot be asked for.
-    """
-    place = 0
-    while place < len(pattern):
-        letter = pattern[place]
-        if letter == "[":
-            place = _class_end(pattern, place)
-            continue
-        width = 2 if letter == "\\" else 1
-        asked = pattern[place : place + width]
-        if asked == '"' or asked < " " or (width > 1 and asked[1:] in '\\"ntrfvabxuUc0'):
-            raise RefusedGrammarError(f"{asked!r} outside of a character class is not supported")
-        place += width
-
-
 def check_ebnf(source: str) -> None:
     """Raise RefusedGrammarError for a grammar with too many rules or too deep groups."""
     rules = len(_RULE.findall(source))
@@ -132,8 +75,8 @@ def check_ebnf(source: str) -> None:
             _check_depth(depth)
         elif letter == ")":
             depth -= 1
-    for found in _COUNT.finditer(source):
-        _times(found)
+    for found in COUNT.finditer(source):
+        times(found)
 
 
 def _check_depth(depth: int) -> None:
@@ -141,35 +84,14 @@ def _check_depth(depth: int) -> None:
         raise RefusedGrammarError(f"it is nested more than {MAX_NESTING} levels deep")
 
 
-def _times(found: re.Match[str]) -> int:
-    digits = max(found[1], found[3], key=lambda text: (len(text), text)) or "1"
-    if len(digits) > _LONGEST_COUNT or int(digits) > MAX_REPEATS:
-        raise RefusedGrammarError(f"{found[0]} repeats too often; {MAX_REPEATS} times are allowed")
-    return max(int(digits), 1)
-
-
-def _refuse_escape(pattern: str, place: int) -> None:
-    escape = pattern[place : place + 2]
-    if escape[1:].isdigit() and escape != "\\0":
-        raise RefusedGrammarError(f"the regex refers back with {escape}, which is not supported")
-    if escape in {"\\b", "\\B", "\\k"}:
-        raise RefusedGrammarError(f"the regex uses {escape}, which is not supported")
-
-
-def _refuse_group(pattern: str, place: int) -> None:
-    for opening, name in (
-        ("(?=", "lookahead"),
-        ("(?!", "lookahead"),
-        ("(?<=", "lookbehind"),
-        ("(?<!", "lookbehind"),
-    ):
-        if pattern.startswith(opening, place):
-            raise RefusedGrammarError(f"the regex uses {name} ({opening}), which is not supported")
-
-
-def _class_end(pattern: str, place: int) -> int:
-    """Return the place behind the character class that opens at `place`."""
-    place += 1
-    while place < len(pattern) and pattern[place] != "]":
-        place += 2 if pattern[place] == "\\" else 1
-    return place + 1
+def times(found: re.Match[str]) -> tuple[int, int | None]:
+    """Return how often a count repeats, None without a most. Raises for one that is too large."""
+    for digits in (found[1], found[3]):
+        if len(digits) > _LONGEST_COUNT or int(digits or 0) > MAX_REPEATS:
+            raise RefusedGrammarError(
+                f"{found[0]} repeats too often; {MAX_REPEATS} times are allowed"
+            )
+    least = int(found[1] or 0)
+    if not found[2]:
+        return least, least
+    return least, int(found[3]) if found[3] else None

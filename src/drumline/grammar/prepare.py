@@ -11,9 +11,9 @@ from drumline.grammar.bounds import (
     RefusedGrammarError,
     check_ebnf,
     check_json_nesting,
-    check_regex,
     check_size,
 )
+from drumline.grammar.regexes import check_regex
 from drumline.grammar.schema.writer import rewritten, rewritten_value
 
 ANY_OBJECT = "$$ANY$$"

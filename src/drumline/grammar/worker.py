@@ -23,12 +23,16 @@ from drumline.grammar.vocabulary import Vocabulary
 MEMORY_BYTES = 2 << 30
 """What a compile may take beside the loaded libraries; a process beyond it ends."""
 
+NICE = 5
+
 
 def main() -> None:
     """Answer what comes over standard input until it ends."""
     # An interrupt at a terminal is the owner's to answer.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    # Rounds and forwards come first where processors are short.
+    os.nice(NICE)
     # What a library prints must not mix with the answers.
     sending = os.dup(1)
     os.dup2(2, 1)

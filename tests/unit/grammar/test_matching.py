@@ -123,6 +123,38 @@ def test_ids_that_mark_structure_are_never_allowed(library, tokenizer):
     assert bits.sum() > 10_000
 
 
+@pytest.mark.parametrize(
+    ("kind", "source", "before"),
+    [
+        ("json_object", "", '{"a": "x '),
+        ("json_schema", '{"type":"string","maxLength":40}', '"x '),
+        ("structural_tag", '{"structures":[{"begin":"<f>","schema":{},"end":"</f>"}],'
+         '"triggers":["<f"]}', "so "),
+    ],
+)  # fmt: skip
+def test_the_name_of_an_id_that_marks_structure_is_text_and_never_that_id(
+    library, tokenizer, kind, source, before
+):
+    matcher = compiled(library, kind, source).matcher()
+    for token in tokenizer.encode(before, add_special=False):
+        assert matcher.accept(token)
+    special = [id_ for id_ in range(library.vocabulary.size) if tokenizer.is_special(id_)]
+    # The end of the turn, spelled out in letters.
+    name = "<|im_end|>"
+    assert tokenizer.encode(name, add_special=False) == [EOS]
+    masks = np.zeros((1, library.vocabulary.mask_words), np.int32)
+    ids = {piece: id_ for id_, piece in enumerate(library.vocabulary.pieces) if piece}
+    for letter in name.encode():
+        matcher.fill(masks, 0)
+        allowed = np.unpackbits(masks.view(np.uint8), bitorder="little")
+        if kind != "structural_tag":  # free text may end anywhere
+            assert not allowed[special].any()
+            assert not any(matcher.accept(id_) for id_ in special)
+        assert not allowed[[id_ for id_ in special if id_ != EOS]].any()
+        assert matcher.accept(ids[bytes([letter])])
+    assert not matcher.terminated
+
+
 def test_what_was_taken_can_be_taken_back_an_end_too(library, tokenizer):
     matcher = compiled(library, "choice", '["red"]').matcher()
     ids = tokenizer.encode("red", add_special=False)

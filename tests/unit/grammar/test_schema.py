@@ -1,6 +1,7 @@
 """What schemas become, or by which keyword they are refused."""
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -104,6 +105,35 @@ def test_a_recursive_schema_keeps_its_recursion():
     done = written(node)
     name = done["properties"]["next"]["anyOf"][0]["$ref"].rpartition("/")[2]
     assert done["$defs"][name]["type"] == "object"
+
+
+def doubling(levels):
+    """A schema of which each level holds two of the level below, in both orders."""
+    definitions = {"a0": {"type": "object"}, "b0": {"type": "object"}}
+    for level in range(1, levels):
+        below = [{"$ref": f"#/$defs/{name}{level - 1}"} for name in "ab"]
+        definitions[f"a{level}"] = {"properties": {"x": {"allOf": below}}}
+        definitions[f"b{level}"] = {"properties": {"x": {"allOf": below[::-1]}}}
+    ends = [{"$ref": f"#/$defs/{name}{levels - 1}"} for name in "ab"]
+    return {"allOf": ends, "$defs": definitions}
+
+
+@pytest.mark.parametrize(
+    ("schema", "said"),
+    [
+        (doubling(30), "more than 20000 schemas"),
+        (doubling(300), "more than 20000 schemas"),
+        ({"properties": {"x": {"$ref": "#", "maxProperties": 3}}}, "too deep"),
+        ({"allOf": [{"enum": [f"{n}" for n in range(4000)]},
+                    {"enum": list(range(4000))}]}, "no value is in every enum"),
+        ({"oneOf": [{"enum": [f"{n}" for n in range(4000)]},
+                    {"enum": [*range(4000), "6"]}]}, "oneOf is supported only"),
+    ],
+)  # fmt: skip
+def test_a_schema_that_would_grow_without_end_is_refused_soon(schema, said):
+    began = time.thread_time()
+    assert said in refusal(schema)
+    assert time.thread_time() - began < 5
 
 
 @pytest.mark.parametrize(

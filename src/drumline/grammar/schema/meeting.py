@@ -16,18 +16,20 @@ from drumline.grammar.schema.words import (
     NothingFitsError,
     Schema,
     check_honoured,
+    identity,
     listed,
     mapped,
     names,
     nothing_fits,
     refused,
-    same,
     types_of,
     value_types,
 )
 
 MAX_ALTERNATIVES = 64
 """Flat schemas that one schema may come to."""
+MAX_PARTS = 20_000
+"""Schemas that are looked at for one, each as often as it comes to hold."""
 _MAX_TRIGGERS = 4
 """Properties of one object that others depend on: each doubles the alternatives."""
 _LARGER = ("minimum", "exclusiveMinimum", "minLength", "minItems", "minProperties", "minContains")
@@ -43,12 +45,16 @@ class Meeting:
     def __init__(self, resolve: Resolve) -> None:
         self._resolve = resolve
         self._open: list[str] = []
+        self._parts_left = MAX_PARTS
 
     def alternatives(self, schema: Any, at: str) -> list[Schema]:
         """Return flat schemas of which a value fits at least one; never none.
 
         Raises NothingFitsError if no value fits, RefusedGrammarError for what is not supported.
         """
+        self._parts_left -= 1
+        if self._parts_left < 0:
+            raise refused(at, f"its keywords come to more than {MAX_PARTS} schemas")
         if isinstance(schema, bool):
             if schema:
                 return [{}]
@@ -134,7 +140,7 @@ class Meeting:
     def _exclusive(self, left: Schema, right: Schema, at: str) -> bool:
         """Whether no value fits two flat schemas, as far as is seen without looking deeper."""
         if "enum" in left and "enum" in right:
-            return not any(same(a, b) for a in left["enum"] for b in right["enum"])
+            return {*map(identity, left["enum"])}.isdisjoint(map(identity, right["enum"]))
         mine, theirs = _kinds(left, at), _kinds(right, at)
         if mine is not None and theirs is not None and not mine & theirs:
             return True
@@ -206,7 +212,7 @@ def _flat(schema: Schema, at: str) -> Schema:
     flat = {word: value for word, value in schema.items() if word in FLAT}
     if "const" in flat:
         value = flat.pop("const")
-        if "enum" in flat and not any(same(value, each) for each in listed(flat, "enum", at)):
+        if "enum" in flat and identity(value) not in map(identity, listed(flat, "enum", at)):
             raise nothing_fits(at, "const is none of enum")
         flat["enum"] = [value]
     if isinstance(flat.get("items"), list):
@@ -291,7 +297,8 @@ def _met_word(word: str, left: Schema, right: Schema, at: str) -> Any:
     if word == "type":
         return _met_types(left, right, at)
     if word == "enum":
-        shared = [value for value in listed(left, word, at) if any(same(value, o) for o in other)]
+        theirs = {*map(identity, listed(right, word, at))}
+        shared = [value for value in listed(left, word, at) if identity(value) in theirs]
         if not shared:
             raise nothing_fits(at, "no value is in every enum")
         return shared

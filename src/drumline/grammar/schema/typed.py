@@ -9,7 +9,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from drumline.grammar.bounds import RefusedGrammarError, check_pattern, check_regex
+from drumline.grammar.bounds import RefusedGrammarError
+from drumline.grammar.regexes import check_pattern, check_regex
 from drumline.grammar.schema.meeting import both
 from drumline.grammar.schema.words import (
     MAX_NUMBER,

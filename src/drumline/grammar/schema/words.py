@@ -4,7 +4,7 @@ It knows single keywords, not what several of them mean together.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from typing import Any
 
 from drumline.grammar.bounds import RefusedGrammarError
@@ -190,13 +190,15 @@ def value_types(value: Any) -> set[str]:
     return {type_, "number"} if type_ == "integer" else {type_}
 
 
-def same(left: Any, right: Any) -> bool:
-    """Whether two JSON values are equal: 1 is 1.0, and neither is true."""
-    if isinstance(left, dict) and isinstance(right, dict):
-        return left.keys() == right.keys() and all(same(left[k], right[k]) for k in left)
-    if isinstance(left, list) and isinstance(right, list):
-        return len(left) == len(right) and all(map(same, left, right))
-    return value_types(left) == value_types(right) and bool(left == right)
+def identity(value: Any) -> Hashable:
+    """Return what equal JSON values share, and others do not: 1 is 1.0, and neither is true."""
+    if isinstance(value, dict):
+        return ("object", frozenset((name, identity(part)) for name, part in value.items()))
+    if isinstance(value, list):
+        return ("array", tuple(map(identity, value)))
+    if isinstance(value, float) and value.is_integer():
+        return ("number", int(value))
+    return ("number" if "number" in value_types(value) else _JSON_TYPES[type(value)], value)
 
 
 def leaves(value: Any) -> Iterator[Any]:

@@ -136,10 +136,10 @@ class _Writer:
         return {"$ref": f"#/$defs/{name}"}
 
     def _refuse_cycle(self, pointer: Any, at: str) -> None:
-        seen: set[str] = set()
+        seen: list[str] = []
         while pointer not in seen:
             target = self._target(pointer, at)
-            seen.add(pointer)
+            seen.append(pointer)
             if not isinstance(target, dict) or not isinstance(target.get("$ref"), str):
                 return
             pointer = target["$ref"]
