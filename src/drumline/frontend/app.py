@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Scope
 
 from drumline.core.version import VERSION
 from drumline.frontend.access import Access, Keys
+from drumline.frontend.control_routes import control_routes
 from drumline.frontend.health import health_of
 from drumline.frontend.openai.chat import ChatCall
 from drumline.frontend.openai.completions import CompletionCall
@@ -61,6 +62,9 @@ def create_app(service: Service) -> ASGIApp:
 def _routes(service: Service) -> list[tuple[str, str, Access, ASGIApp]]:
     """Return every route: its methods, its path, who may call it, and what answers it."""
     show = _Showing(service)
+    control = [
+        (methods, path, Access.CONTROL, app) for methods, path, app in control_routes(service)
+    ]
     chat = GeneratingEndpoint(service, ChatCall, ChatRequest, "chatcmpl")
     completions = GeneratingEndpoint(service, CompletionCall, CompletionRequest, "cmpl")
     return [
@@ -72,6 +76,7 @@ def _routes(service: Service) -> list[tuple[str, str, Access, ASGIApp]]:
         ("GET", "/metrics", Access.OPEN, Plain(show.metrics)),
         ("GET", "/version", Access.OPEN, Plain(show.version)),
         ("GET", "/debug/kv", Access.CLIENT, Plain(show.caches)),
+        *control,
     ]
 
 

@@ -26,14 +26,14 @@ def health_of(service: Service) -> Health:
     Work that runs without any output for `stall_s` is a stall; an engine without
     work may be silent for as long as it likes, so the age that counts begins when it
     was last given any. A client that sends its body or reads its answer slowly is no
-    work of the engine's.
+    work of the engine's, and what an operator paused is meant to be silent.
     """
     engine, live = service.engine, service.live
     in_flight = len(live)
     age = engine.last_output_age_s
     if engine.closed.is_set():
         return Health("engine_dead", "the engine's process ended or closed its link", in_flight)
-    silent = min(age, engine.busy_s)
+    silent = min(age, engine.busy_s, service.control.serving_s)
     if silent > service.timings.stall_s:
         loads = engine.loads
         if loads:

@@ -8,6 +8,7 @@ from drumline.core.clock import SystemClock
 from drumline.core.config import ChatConfig, ServerConfig
 from drumline.core.errors import RequestError
 from drumline.frontend.cache_states import CacheStates
+from drumline.frontend.engine_control import EngineControl
 from drumline.frontend.limits import Limits
 from drumline.frontend.live_requests import LiveRequests
 from drumline.frontend.text.chat_template import ChatTemplate, given_template
@@ -31,6 +32,8 @@ class Timings(Struct, frozen=True, kw_only=True):
     """Running work without output for this long is unhealthy."""
     ask_s: float = 2.0
     """How long engines have to say what is in their caches."""
+    control_s: float = 600.0
+    """How long a control operation may take, such as a pause that waits for long answers."""
 
 
 class Service:
@@ -90,6 +93,7 @@ class Service:
         ProcessCollector(registry=self.registry)
         LoadCollector(self.registry, self.model, lambda: engine.loads)
         self.caches = CacheStates(engine, self.timings.ask_s)
+        self.control = EngineControl(engine, self.timings.control_s, self.clock)
         CacheCollector(self.registry, self.model, lambda: self.caches.last)
 
     @property

@@ -229,6 +229,9 @@ NativeRequest = (
 
 decode_native: Callable[[Buffer], NativeRequest] = decoder(NativeRequest)
 
+YES = "true"
+"""The message by which a question that was asked by name is answered yes."""
+
 _METHOD_WORD = re.compile(r"(?<!^)(?=[A-Z])")
 
 
@@ -252,9 +255,9 @@ def reply_to(request: NativeRequest, success: bool, message: str) -> Struct:
         case FlushCacheReqInput():
             return FlushCacheReqOutput(rid=request.rid, success=success)
         case IsSchedulerPausedReqInput():
-            return IsSchedulerPausedReqOutput(rid=request.rid, is_paused=success)
+            return IsSchedulerPausedReqOutput(rid=request.rid, is_paused=message == YES)
         case IsSleepingReqInput():
-            return IsSleepingReqOutput(rid=request.rid, is_sleeping=success)
+            return IsSleepingReqOutput(rid=request.rid, is_sleeping=message == YES)
         case GetInternalStateReq():
             return GetInternalStateReqOutput(rid=request.rid, internal_state={})
         case SetInternalStateReq():

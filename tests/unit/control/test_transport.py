@@ -347,10 +347,14 @@ def test_an_operation_without_an_id_is_answered_in_its_own_form():
         assert flush.method == "flush_cache"
         assert paused.call_id != flush.call_id
         link.reply(CallReply(flush.call_id, success=True))
-        link.reply(CallReply(paused.call_id, success=True))
+        link.reply(CallReply(paused.call_id, success=True, message="true"))
         assert frontend.output() == ["FlushCacheReqOutput", None, None, True]
         answer = msgspec.msgpack.decode(frontend.outputs.recv(), type=IsSchedulerPausedReqOutput)
         assert (answer.rid, answer.is_paused) == ("q", True)
+        frontend.send(b"\x02", encode(IsSchedulerPausedReqInput()))
+        (again,) = received(link, 1)
+        link.reply(CallReply(again.call_id, success=True, message="false"))
+        assert frontend.output() == ["IsSchedulerPausedReqOutput", None, None, False]
 
 
 def test_the_internal_state_is_answered_without_the_loop():

@@ -1,0 +1,127 @@
+"""The routes by which operators steer the engine, under the names of several engines.
+
+A body's fields may stand in the query as well. An operation that the engine refuses is
+answered 400 with its reason, as `{"success": false, "message": …}`. It goes on to its end
+whether or not its client waits for it.
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import Any, Generic, TypeVar
+from urllib.parse import parse_qsl
+
+import msgspec
+from msgspec import Struct
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from drumline.core.errors import RequestError
+from drumline.frontend.engine_control import EngineControl, Outcome
+from drumline.frontend.service import Service
+from drumline.frontend.web.incoming import ClientGoneError, decode_json, read_body
+from drumline.frontend.web.reply import Reply
+from drumline.frontend.web.routes import Plain
+
+Route = tuple[str, str, ASGIApp]
+"""Methods, path, and what answers there."""
+
+T = TypeVar("T", bound=Struct)
+
+_encode = msgspec.json.Encoder().encode
+_decode_object = msgspec.json.Decoder(dict[str, Any])
+
+
+def control_routes(service: Service) -> list[Route]:
+    """Return every route that changes what all clients meet, or tells how that stands."""
+    control = service.control
+
+    def asking(fields: type[T], run: Callable[[T], Awaitable[Struct]]) -> ASGIApp:
+        return _Operation(service.server.max_body_bytes, fields, run)
+
+    pause, paused = _Pausing(control), asking(_Nothing, _Paused.of(control))
+    resume = asking(_Nothing, lambda _: control.resume())
+    flush = asking(_Nothing, lambda _: control.flush())
+    return [
+        ("POST", "/pause", asking(_Pause, pause.ending)),
+        ("POST", "/pause_generation", asking(_Pause, pause.finishing)),
+        ("POST", "/resume", resume),
+        ("POST", "/continue_generation", resume),
+        ("GET", "/is_paused", paused),
+        ("GET POST", "/flush_cache", flush),
+        ("POST", "/reset_prefix_cache", flush),
+    ]
+
+
+class _Operation(Generic[T]):
+    """An application that reads an operation's fields, runs it, and tells what became of it."""
+
+    def __init__(self, limit: int, fields: type[T], run: Callable[[T], Awaitable[Struct]]) -> None:
+        self._limit = limit
+        self._fields = fields
+        self._run = run
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def answer(scope: Scope, reply: Reply) -> None:
+            try:
+                body = await read_body(scope, receive, self._limit)
+            except ClientGoneError:
+                return
+            told = await self._run(self._read(scope, body))
+            refused = isinstance(told, Outcome) and not told.success
+            await reply.body(_encode(told), status=400 if refused else 200)
+
+        await Plain(answer)(scope, receive, send)
+
+    def _read(self, scope: Scope, body: bytes) -> T:
+        """Return the fields of body and query. Raises RequestError 400 naming what does not fit."""
+        given = decode_json(body, _decode_object) if body.strip() else {}
+        for name, value in parse_qsl(scope["query_string"].decode("latin-1")):
+            if name in given:
+                raise RequestError(400, f"{name} is given twice", param=name)
+            given[name] = value
+        try:
+            return msgspec.convert(given, self._fields, strict=False)
+        except msgspec.ValidationError as error:
+            known = ", ".join(self._fields.__struct_fields__) or "no fields"
+            raise RequestError(
+                400, f"{error}; {scope['path']} takes {known}", code="invalid_parameter"
+            ) from None
+
+
+class _Nothing(Struct, forbid_unknown_fields=True):
+    """Of operations that need no word."""
+
+
+class _Pause(Struct, forbid_unknown_fields=True):
+    mode: str | None = None
+
+
+_MODES = {"in_place": "keep"}
+"""Modes by the names of other engines."""
+
+
+class _Pausing:
+    """Pauses; the two names differ in what is done where no mode is given."""
+
+    def __init__(self, control: EngineControl) -> None:
+        self._control = control
+
+    async def ending(self, asked: _Pause) -> Outcome:
+        return await self._pause(asked.mode or "abort")
+
+    async def finishing(self, asked: _Pause) -> Outcome:
+        return await self._pause(asked.mode or "wait")
+
+    async def _pause(self, mode: str) -> Outcome:
+        return await self._control.pause(_MODES.get(mode, mode))
+
+
+class _Paused(Struct, frozen=True):
+    """Whether the engine is paused."""
+
+    is_paused: bool
+
+    @classmethod
+    def of(cls, control: EngineControl) -> Callable[[_Nothing], Awaitable["_Paused"]]:
+        async def ask(_: _Nothing) -> _Paused:
+            return cls(await control.paused())
+
+        return ask

@@ -1,0 +1,94 @@
+"""What operators ask of all engines at once, and how their answers become one.
+
+Every engine of a group gets every operation, all in one order, and none has done it until
+all have. It knows no HTTP.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from msgspec import Struct
+
+from drumline.client.engine_client import EngineClient
+from drumline.core.clock import SystemClock
+from drumline.core.errors import PeerError, RequestError
+from drumline.frontend.web.errors import as_request_error
+from drumline.wire.control import YES
+from drumline.wire.output import ControlReplySlim
+
+
+class Outcome(Struct, frozen=True):
+    """What became of an operation; `message` says why it was refused, or what was done."""
+
+    success: bool
+    message: str = ""
+
+
+class EngineControl:
+    """The control operations of a group of engines. Thread: the event loop's."""
+
+    def __init__(self, engine: EngineClient, timeout_s: float, clock: SystemClock) -> None:
+        self._engine = engine
+        self._timeout_s = timeout_s
+        self._clock = clock
+        self._serving_since_us: int | None = clock.now_us()
+
+    @property
+    def serving_s(self) -> float:
+        """Seconds for which requests have waited for no operator, as far as this end knows."""
+        since = self._serving_since_us
+        return 0.0 if since is None else (self._clock.now_us() - since) / 1e6
+
+    def _note(self, withholding: bool) -> None:
+        if withholding:
+            self._serving_since_us = None
+        elif self._serving_since_us is None:
+            self._serving_since_us = self._clock.now_us()
+
+    async def pause(self, mode: str) -> Outcome:
+        """Stop admitting requests; answered once the engines came to rest in that way."""
+        # From now on, as a pause that drains is in force long before its answer.
+        self._note(True)
+        outcome = await self._asked("pause_scheduler", mode)
+        if not outcome.success:
+            await self.paused()
+        return outcome
+
+    async def resume(self) -> Outcome:
+        """Go on with what was kept, then with what was withheld."""
+        outcome = await self._asked("resume_scheduler")
+        if outcome.success:
+            self._note(False)
+        return outcome
+
+    async def paused(self) -> bool:
+        """Whether any engine withholds requests."""
+        paused = _any_says_true(await self._replies("is_scheduler_paused"))
+        self._note(paused)
+        return paused
+
+    async def flush(self) -> Outcome:
+        """Forget every cached prefix, on all engines or on none."""
+        return await self._asked("flush_cache")
+
+    async def _asked(self, method: str, *args: Any) -> Outcome:
+        return _joined(await self._replies(method, *args))
+
+    async def _replies(self, method: str, *args: Any) -> tuple[ControlReplySlim, ...]:
+        """Raises RequestError 503 where an engine is gone or says nothing for too long."""
+        try:
+            return await self._engine.call(method, *args, timeout_s=self._timeout_s)
+        except PeerError as error:
+            if self._engine.closed.is_set():
+                raise as_request_error(error) from error
+            raise RequestError(503, str(error), code="engine_silent") from error
+
+
+def _joined(replies: Sequence[ControlReplySlim]) -> Outcome:
+    """Return what the engines said together: yes if all did, and each thing said once."""
+    said = dict.fromkeys(reply.message for reply in replies if reply.message)
+    return Outcome(all(reply.success for reply in replies), " | ".join(said))
+
+
+def _any_says_true(replies: Sequence[ControlReplySlim]) -> bool:
+    return any(reply.success and reply.message == YES for reply in replies)

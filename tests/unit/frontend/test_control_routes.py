@@ -1,0 +1,155 @@
+"""The routes of operators: what is asked of engines, what is refused, and in which words."""
+
+import asyncio
+
+import pytest
+from tests.fakes.http import run, served, until
+
+from drumline.core.config import ServerConfig
+from drumline.frontend.control_routes import control_routes
+from drumline.frontend.engine_control import EngineControl
+from drumline.frontend.health import health_of
+from drumline.frontend.service import Timings
+from drumline.wire.output import ControlReplySlim
+
+OK = {"success": True, "message": ""}
+
+ASKED = [
+    # method, path and query, body, what each engine is asked
+    ("POST", "/pause", None, ("pause_scheduler", "abort")),
+    ("POST", "/pause?mode=keep", None, ("pause_scheduler", "keep")),
+    ("POST", "/pause", {"mode": "wait"}, ("pause_scheduler", "wait")),
+    ("POST", "/pause_generation", None, ("pause_scheduler", "wait")),
+    ("POST", "/pause_generation", {"mode": "in_place"}, ("pause_scheduler", "keep")),
+    ("POST", "/resume", None, ("resume_scheduler",)),
+    ("POST", "/continue_generation", {}, ("resume_scheduler",)),
+    ("POST", "/flush_cache", None, ("flush_cache",)),
+    ("GET", "/flush_cache", None, ("flush_cache",)),
+    ("POST", "/reset_prefix_cache", None, ("flush_cache",)),
+]
+
+
+@pytest.mark.parametrize(("method", "path", "body", "call"), ASKED)
+@run
+async def test_a_route_asks_every_engine(embedded, method, path, body, call):
+    async with served(embedded, engines=2) as it:
+        reply = await it.http.request(method, path, json=body)
+        assert (reply.status_code, reply.json()) == (200, OK)
+        assert [fake.calls for fake in it.fakes] == [[call], [call]]
+
+
+@run
+async def test_what_one_engine_refuses_is_refused_with_every_reason_once(embedded):
+    async with served(embedded, engines=3) as it:
+        for fake, message in zip(it.fakes, ("busy", "", "busy"), strict=True):
+            fake.on_call = lambda method, *args, message=message: (not message, message)
+        reply = await it.http.post("/flush_cache")
+        assert (reply.status_code, reply.json()) == (400, {"success": False, "message": "busy"})
+        it.fakes[1].on_call = lambda method, *args: (False, "draining")
+        reply = await it.http.post("/resume")
+        assert reply.json() == {"success": False, "message": "busy | draining"}
+
+
+@run
+async def test_is_paused_says_so_where_any_engine_is(embedded):
+    async with served(embedded, engines=2) as it:
+        for said, paused in ((("false", "false"), False), (("false", "true"), True)):
+            for fake, message in zip(it.fakes, said, strict=True):
+                fake.on_call = lambda method, *args, message=message: (True, message)
+            reply = await it.http.get("/is_paused")
+            assert (reply.status_code, reply.json()) == (200, {"is_paused": paused})
+        assert it.fake.calls[-1] == ("is_scheduler_paused",)
+
+
+MALFORMED = [
+    ("/pause", b"{", "not valid JSON"),
+    ("/pause", b"[]", "Expected `object`"),
+    ("/pause", b'{"mood": "keep"}', "unknown field `mood`; /pause takes mode"),
+    ("/pause?mode=keep", b'{"mode": "wait"}', "mode is given twice"),
+    ("/pause", b'{"mode": 3}', "Expected `str | null`, got `int` - at `$.mode`"),
+    ("/resume?now=1", b"", "unknown field `now`; /resume takes no fields"),
+]
+
+
+@run
+async def test_what_makes_no_sense_is_refused_by_name_and_asks_nobody(embedded):
+    async with served(embedded) as it:
+        for path, body, message in MALFORMED:
+            reply = await it.http.post(path, content=body)
+            assert reply.status_code == 400, path
+            assert message in reply.json()["error"]["message"]
+        for path in ("/pause", "/resume", "/reset_prefix_cache"):
+            reply = await it.http.get(path)
+            assert (reply.status_code, reply.headers["allow"]) == (405, "POST")
+        assert (await it.http.post("/is_paused")).status_code == 405
+        assert it.fake.calls == []
+
+
+@run
+async def test_an_engine_that_does_not_answer_is_waited_for_only_so_long(embedded):
+    options = {"timings": Timings(control_s=0.1), "on_call": lambda *call: None}
+    async with served(embedded, **options) as it:
+        reply = await it.http.post("/pause")
+        assert reply.status_code == 503
+        assert reply.json()["error"]["code"] == "engine_silent"
+        it.fake.close()
+        await it.service.engine.closed.wait()
+        reply = await it.http.post("/resume")
+        assert (reply.status_code, reply.json()["error"]["code"]) == (503, "engine_dead")
+
+
+@run
+async def test_silence_is_no_stall_while_an_operator_paused_the_engine(embedded):
+    async with served(embedded, timings=Timings(stall_s=0.2)) as it:
+        it.fake.held.set()
+        asking = asyncio.create_task(it.chat())
+        await until(lambda: it.fake.requests)
+        await it.http.post("/pause?mode=keep")
+        await asyncio.sleep(0.3)
+        assert health_of(it.service).status == "ok"
+        await it.http.post("/resume")
+        assert health_of(it.service).status == "ok"
+        await until(lambda: health_of(it.service).status == "stalled")
+        it.fake.held.clear()
+        assert (await asking).status_code == 200
+
+
+class Silenced:
+    """An engine link that answers what it is told to, and a clock that stands still."""
+
+    def __init__(self, **said):
+        self.said = said
+        self.time = 0
+
+    def now_us(self):
+        return self.time
+
+    async def call(self, method, *args, timeout_s):
+        success, message = self.said.get(method, (True, ""))
+        return (ControlReplySlim(call_id=1, success=success, message=message),)
+
+
+@run
+async def test_a_pause_that_is_refused_leaves_the_engine_at_work():
+    link = Silenced(
+        pause_scheduler=(False, "a pause is already in progress"),
+        is_scheduler_paused=(True, "false"),
+    )
+    control = EngineControl(link, 1.0, link)
+    assert not (await control.pause("wait")).success
+    link.time = 2_000_000
+    assert control.serving_s == 2.0
+
+
+@run
+async def test_the_operators_key_guards_every_one_of_them(embedded):
+    keys = ServerConfig(host="127.0.0.1", port=0, api_key=("client",), admin_api_key="operator")
+    async with served(embedded, server=keys) as it:
+        for methods, path, _ in control_routes(it.service):
+            for method in methods.split():
+                assert (await it.http.request(method, path)).status_code == 401
+                bearer = {"authorization": "Bearer client"}
+                assert (await it.http.request(method, path, headers=bearer)).status_code == 403
+        bearer = {"authorization": "Bearer operator"}
+        assert (await it.http.post("/resume", headers=bearer)).status_code == 200
+        assert it.fake.calls == [("resume_scheduler",)]
