@@ -3,13 +3,16 @@
 import tokenspeed_scheduler as cpp
 
 from drumline.contract.specs import AttentionKind
-from drumline.scheduler.config import SchedulerConfig
+from drumline.contract.storage import StoragePressure
+from drumline.core.config import Role
+from drumline.scheduler.config import SchedulerConfig, StorageLimits
 
 KINDS = {
     AttentionKind.FULL: cpp.AttnKind.Full,
     AttentionKind.SLIDING_WINDOW: cpp.AttnKind.SlidingWindow,
     AttentionKind.STATE: cpp.AttnKind.State,
 }
+ROLES = dict(zip((Role.PREFILL, Role.DECODE, Role.PLAIN), cpp.SchedulerConfig.Role, strict=True))
 
 
 class Published:
@@ -27,6 +30,11 @@ class Published:
         theirs.enable_mixed_prefill_decode = config.mixed_batch
         theirs.disable_prefix_cache = not config.prefix_caching
         theirs.enable_kv_cache_events = config.kv_events
+        theirs.num_host_pages = config.num_host_pages
+        theirs.role = ROLES[config.role]
+        if config.storage is not None:
+            theirs.enable_l3_storage = True
+            theirs.storage_config = _storage(config.storage)
         groups = []
         for group in config.groups:
             one = cpp.CacheGroupConfig(
@@ -36,6 +44,8 @@ class Published:
                 KINDS[group.kind],
             )
             one.cache_blocks_per_lcm_block = group.blocks_per_parent
+            if config.role is not Role.PLAIN:
+                one.transfer_policy = cpp.CacheTransferPolicy.FullSuffix
             if group.window_tokens is not None:
                 one.sliding_window_tokens = group.window_tokens
             groups.append(one)
@@ -77,6 +87,41 @@ class Published:
             for event in self.scheduler.drain_kv_events()
         ]
 
+    # -- storage and peers ------------------------------------------------------------
+
+    def tick(self, now_us: int, forward: bool, storage: bool, pressure: StoragePressure) -> None:
+        self._advance([cpp.Cache.StorageTick(now_us, forward, storage, _pressure(pressure))])
+
+    def answer(self, op_id: int, success: list[bool], failed: list[bool]) -> None:
+        self._advance([cpp.Cache.StorageDone(op_id, success, True, failed)])
+
+    def detach(self, rid: str) -> None:
+        self._advance([cpp.Cache.StorageDetach(rid)])
+
+    def acknowledge(self, plan) -> None:
+        """End every copy that a plan asks for."""
+        for op in plan.cache:
+            kind = {
+                cpp.Cache.WriteBackOp: cpp.Cache.WriteBackDoneEvent,
+                cpp.Cache.LoadBackOp: cpp.Cache.LoadBackDoneEvent,
+            }.get(type(op))
+            for op_id in op.op_ids if kind else ():
+                event = kind()
+                event.op_id = op_id
+                self._advance([event])
+
+    def bootstrapped(self, rid: str) -> None:
+        self._advance([cpp.PD.BootstrappedEvent(rid)])
+
+    def failed(self, rid: str) -> None:
+        self._advance([cpp.PD.FailedEvent(rid)])
+
+    def succeeded(self, rid: str) -> None:
+        self._advance([cpp.PD.SucceededEvent(rid)])
+
+    def remote_prefilled(self, rid: str, token: int) -> None:
+        self._advance([cpp.PD.RemotePrefillDoneEvent(rid, token)])
+
     def _result(self, rid: str, tokens: list[int]):
         event = cpp.ForwardEvent.ExtendResult()
         event.request_id, event.tokens = rid, tokens
@@ -87,3 +132,39 @@ class Published:
         for event in events:
             execution.add_event(event)
         self.scheduler.advance(execution)
+
+
+def storage_ops(plan) -> list[tuple[str, int, list[tuple[int, str, int]]]]:
+    """The storage operations of a plan: kind, id and keys."""
+    kinds = {
+        cpp.Cache.StorageQueryOp: "query",
+        cpp.Cache.StorageGetOp: "get",
+        cpp.Cache.StoragePutOp: "put",
+        cpp.Cache.StorageCancelOp: "cancel",
+    }
+    return [
+        (kinds[type(op)], op.op_id, list(getattr(op, "keys", ())))
+        for op in plan.cache
+        if type(op) in kinds
+    ]
+
+
+def _pressure(pressure: StoragePressure):
+    return cpp.StoragePressure(
+        pressure.queued_operations, pressure.queued_bytes, pressure.oldest_operation_us
+    )
+
+
+def _storage(limits: StorageLimits):
+    return cpp.StorageConfig(
+        limits.max_operations,
+        limits.max_keys_per_operation,
+        limits.max_host_blocks,
+        limits.max_known_objects,
+        limits.max_prefetch_tokens,
+        limits.min_prefetch_tokens,
+        limits.wait_timeout_us,
+        limits.ready_timeout_us,
+        _pressure(limits.pressure_high),
+        _pressure(limits.pressure_low),
+    )

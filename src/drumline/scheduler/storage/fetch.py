@@ -63,6 +63,8 @@ class Fetch(Struct, eq=False):
     """The pages from the prompt's start that it is about."""
     keys: tuple[StorageKey, ...]
     """What was asked for, or is being read."""
+    last: StorageKey
+    """The last of what was asked for: once that is cached, there is nothing to wait for."""
     stored: list[IndexArray]
     """By group, a cell for each block of the pages: 1 where storage has it."""
     held: IndexArray = NOBODY

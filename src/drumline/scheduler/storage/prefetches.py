@@ -158,10 +158,8 @@ class Prefetches:
             self.timed_out += 1
         elif pressed and fetch.stage in (Stage.ASKING, Stage.FOUND):
             self.bypassed += 1
-        else:
-            last = fetch.keys[-1]
-            if not self._matcher.has(last.digest, last.group, last.part):
-                return
+        elif not self._matcher.has(fetch.last.digest, fetch.last.group, fetch.last.part):
+            return
         self._give_up(fetch)
         self._back.append(fetch.request)
 
@@ -221,12 +219,14 @@ class Prefetches:
     def _wanted(self, request: Request) -> Fetch | None:
         """Return what to ask for of a prompt; None where too little of it is missing."""
         limits, page = self._limits, self._page
-        digests = request.digests[: request.cacheable_tokens(self._replayed) // page]
-        local = self._matcher.presence(digests)
-        first = self._matcher.deepest(request, local).pages
-        last = min(len(digests), first + limits.max_prefetch_tokens // page)
-        if (last - first) * page < max(limits.min_prefetch_tokens, page):
+        cap = request.cacheable_tokens(self._replayed)
+        digests = request.digests[: cap // page]
+        match = self._matcher.match(request, cap)
+        first, last = match.pages, len(digests)
+        if last * page - match.tokens < limits.min_prefetch_tokens:
             return None
+        last = min(last, (match.tokens + limits.max_prefetch_tokens) // page)
+        local = self._matcher.presence(digests)
         keys: list[StorageKey] = []
         for at in range(first, last):
             missing = self._missing(at, digests[at], local)
@@ -238,7 +238,7 @@ class Prefetches:
             return None
         cells = [np.zeros(last * slots, np.intp) for slots in self._slots]
         deadline = self._now_us + limits.wait_timeout_us
-        return Fetch(request, deadline, 0, digests[:last], tuple(keys), cells)
+        return Fetch(request, deadline, 0, digests[:last], tuple(keys), keys[-1], cells)
 
     def _missing(self, at: int, digest: bytes, local: Sequence[IndexArray]) -> list[StorageKey]:
         keys = []
