@@ -314,9 +314,9 @@ class Scheduler:
 
     def _end(self, request: Request, move: Move) -> None:
         """End a request; what it holds is released unless results are outstanding."""
-        settled = request.state in (State.PREFILLED, State.DECODING)
+        settled = request.state in (State.PREFILLED, State.DECODING, State.HANDING_OVER)
         self._requests.move(request, move)
-        finished = move in (Move.FINISH, Move.FINISH_LATER)
+        finished = move in (Move.FINISH, Move.FINISH_LATER, Move.SUCCEED)
         if finished and settled and self._config.prefix_caching:
             ended = self._publication.publish_end(request)
             if self._host.through:

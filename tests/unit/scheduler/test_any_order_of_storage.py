@@ -4,6 +4,8 @@ Two schedulers are fed the same and plan alike. Prompts are few and come again, 
 cached is thrown away often, so that storage is where most of them are found.
 """
 
+import os
+
 import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -217,5 +219,8 @@ class StorageMachine(RuleBasedStateMachine):
         scheduler.check()
 
 
+EXAMPLES = int(os.environ.get("DRUMLINE_SOAK_EXAMPLES", "20"))
 TestAnyOrderOfStorage = StorageMachine.TestCase
-TestAnyOrderOfStorage.settings = settings(max_examples=20, stateful_step_count=20, deadline=None)
+TestAnyOrderOfStorage.settings = settings(
+    max_examples=EXAMPLES, stateful_step_count=20, deadline=None
+)

@@ -3,6 +3,8 @@
 Two schedulers of a role are fed the same and plan alike.
 """
 
+import os
+
 import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -197,5 +199,8 @@ class TransferMachine(RuleBasedStateMachine):
         scheduler.check()
 
 
+EXAMPLES = int(os.environ.get("DRUMLINE_SOAK_EXAMPLES", "30"))
 TestAnyOrderOfTransfers = TransferMachine.TestCase
-TestAnyOrderOfTransfers.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)
+TestAnyOrderOfTransfers.settings = settings(
+    max_examples=EXAMPLES, stateful_step_count=30, deadline=None
+)

@@ -141,7 +141,7 @@ def test_pages_stay_until_the_peer_has_them_and_are_cached_then(prefill):
     prefill.round()
     assert not prefill.scheduler.knows("a")
     prefill.start("b", [*range(10), 90])
-    assert prefill.round().batch.prefix_lengths.tolist() == [8], "pages, and no tail"
+    assert prefill.round().batch.prefix_lengths.tolist() == [10], "its tail included"
 
 
 def test_a_prompt_may_be_had_before_it_was_handed_over(prefill):

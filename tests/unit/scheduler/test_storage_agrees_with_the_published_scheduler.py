@@ -30,8 +30,8 @@ pytest.importorskip(
 from published import Published, storage_ops
 from storage_rig import StorageRig, limits
 
-EVENTS = int(os.environ.get("DRUMLINE_SOAK_EVENTS", "300"))
-EVENTS_OF_A_LIFE = 300
+LIVES = int(os.environ.get("DRUMLINE_SOAK_LIVES", "1"))
+EVENTS = 300
 """Both start anew behind so many: near capacity they differ on purpose."""
 NAMES = {StorageQuery: "query", StorageGet: "get", StoragePut: "put", StorageCancel: "cancel"}
 FULL = CacheGroup(group_id="full", block_tokens=4)
@@ -86,6 +86,7 @@ class StoragePair:
             self.submit()
         elif roll < 0.3:
             self.tick()
+            self.round()  # one tick a round
         elif roll < 0.5 and self.ours.open:
             self.answer()
         elif roll < 0.55 and self.live:
@@ -233,9 +234,9 @@ class StoragePair:
     ids=["calm", "troubled", "few keys", "few tokens", "halves", "window"],
 )
 def test_storage_is_used_alike(groups, few, seed, calm):
-    for start in range(max(EVENTS // EVENTS_OF_A_LIFE, 1)):
-        pair = StoragePair(seed + 1000 * start, groups, calm=calm, **few)
-        for _ in range(EVENTS_OF_A_LIFE):
+    for life in range(LIVES):
+        pair = StoragePair(seed + 1000 * life, groups, calm=calm, **few)
+        for _ in range(EVENTS):
             try:
                 pair.step()
             except AssertionError as error:

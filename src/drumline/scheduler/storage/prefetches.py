@@ -158,10 +158,18 @@ class Prefetches:
             self.timed_out += 1
         elif pressed and fetch.stage in (Stage.ASKING, Stage.FOUND):
             self.bypassed += 1
-        elif not self._matcher.has(fetch.last.digest, fetch.last.group, fetch.last.part):
+        elif not self._cached(fetch):
             return
         self._give_up(fetch)
         self._back.append(fetch.request)
+
+    def _cached(self, fetch: Fetch) -> bool:
+        """Whether somebody else made findable all that was asked for."""
+        last, request = fetch.last, fetch.request
+        if not self._matcher.has(last.digest, last.group, last.part):
+            return False
+        match = self._matcher.match(request, request.cacheable_tokens(self._replayed))
+        return match.pages >= len(fetch.digests)
 
     def _give_up(self, fetch: Fetch) -> None:
         if fetch.stage in (Stage.ASKING, Stage.FETCHING):
