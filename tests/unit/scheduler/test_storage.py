@@ -366,6 +366,17 @@ def test_a_detached_request_is_admitted_with_what_there_is(stored):
     assert plan.batch.input_lengths.tolist() == [17]
 
 
+def test_a_request_is_brought_back_once_however_many_ways_lead_back(stored):
+    stored.rig.submit("a", 17)
+    stored.plan()
+    stored.answer()
+    stored.plan()
+    stored.answer()
+    stored.detach("a")
+    assert stored.rig.rids(stored.round()) == ["a"]
+    assert stored.scheduler.storage_stats().held_blocks == 0
+
+
 def test_a_page_that_somebody_else_computed_meanwhile_ends_the_wait(stored):
     stored.rig.submit("a", 17)
     stored.plan()

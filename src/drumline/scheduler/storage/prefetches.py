@@ -88,7 +88,8 @@ class Prefetches:
         self._unasked: dict[str, Request] = {}
         self._held: dict[str, _Held] = {}
         self._fetches: dict[str, Fetch] = {}
-        self._back: list[Request] = []
+        self._back: dict[str, Request] = {}
+        """Who waits for storage no longer, until the next plan."""
         self._now_us = 0
         self.bypassed = self.expired = self.timed_out = 0
 
@@ -114,7 +115,7 @@ class Prefetches:
         fetch = self._fetches.get(rid)
         if fetch is not None:
             self._give_up(fetch)
-            self._back.append(fetch.request)
+            self._back[fetch.request.rid] = fetch.request
 
     @property
     def ready_blocks(self) -> int:
@@ -136,7 +137,8 @@ class Prefetches:
             for fetch in list(self._fetches.values()):
                 if fetch.stage is Stage.FOUND:
                     self._read(fetch, draft)
-        back, self._back = [one for one in self._back if one.state is State.PREFETCHING], []
+        back = [one for one in self._back.values() if one.state is State.PREFETCHING]
+        self._back.clear()
         aside: list[Request] = []
         if allowed and pressed:
             self.bypassed += len(self._unasked)
@@ -161,7 +163,7 @@ class Prefetches:
         elif not self._cached(fetch):
             return
         self._give_up(fetch)
-        self._back.append(fetch.request)
+        self._back[fetch.request.rid] = fetch.request
 
     def _cached(self, fetch: Fetch) -> bool:
         """Whether somebody else made findable all that was asked for."""
@@ -267,7 +269,7 @@ class Prefetches:
             fetch.turn(Turn.HITS)
         else:
             self._end(fetch, Turn.MISSES)
-            self._back.append(fetch.request)
+            self._back[fetch.request.rid] = fetch.request
 
     def _note(self, keys: Sequence[StorageKey], done: StorageDone) -> None:
         for key, success in zip(keys, done.success, strict=True):
@@ -294,7 +296,7 @@ class Prefetches:
             needs = [int(np.count_nonzero(part)) for part in wanted]
             if not any(needs):
                 self._end(fetch, Turn.MISSES)
-                self._back.append(fetch.request)
+                self._back[fetch.request.rid] = fetch.request
                 return
             # A page less spares no more than a page's blocks.
             excess = -(-(sum(needs) - spare) // sum(self._slots))
@@ -333,7 +335,7 @@ class Prefetches:
             fetch.held = self._publish(fetch, blocks, done)
             fetch.deadline_us = self._now_us + self._limits.ready_timeout_us
             fetch.turn(Turn.READ)
-        self._back.append(fetch.request)
+        self._back[fetch.request.rid] = fetch.request
 
     def _publish(self, fetch: Fetch, blocks: IndexArray, done: StorageDone) -> IndexArray:
         """Make what was read findable in host memory; returns the blocks, held once more."""
@@ -375,13 +377,13 @@ class Prefetches:
     def check(self, prefetching: int) -> None:
         """Raise InvariantError unless the `prefetching` requests have a fetch or come back."""
         aside = {rid for rid, fetch in self._fetches.items() if fetch.stage is not Stage.READY}
-        aside.update(one.rid for one in self._back if one.state is State.PREFETCHING)
+        aside.update(rid for rid, one in self._back.items() if one.state is State.PREFETCHING)
         if len(aside) != prefetching:
             raise InvariantError(f"{prefetching} requests wait for storage, {len(aside)} do")
         for rid, fetch in self._fetches.items():
             state = fetch.request.state
             waiting = fetch.stage is not Stage.READY
-            back = fetch.request in self._back
+            back = rid in self._back
             if fetch.stage is Stage.OVER or (waiting or back) != (state is State.PREFETCHING):
                 raise InvariantError(f"{rid} is {state.name}, its fetch {fetch.stage.name}")
             if rid in self._unasked or rid in self._held:
