@@ -26,6 +26,8 @@ _U64 = (1 << 64) - 1
 
 _NO_PRIOR = b"\0\0\0\0"
 _PRIOR = struct.pack("<I", DIGEST_BYTES)
+_AFTER_PRIOR = sha256(_PRIOR)
+"""A hash begun with what comes before a prior digest: a copy is had sooner than a new one."""
 
 
 def extra_keys(salt: str) -> bytes:
@@ -69,28 +71,50 @@ def page_digests(
     tokens: npt.NDArray[np.int32], granularity: int, extra: bytes = b"", prior: bytes = b""
 ) -> bytes:
     """Return the digests of all full pages of `tokens`, 32 bytes each, concatenated."""
-    data = tokens.astype(np.int32, copy=False).tobytes()  # joined faster than a view of it
-    step = granularity * 4
-    join, head, count = b"".join, _PRIOR if prior else _NO_PRIOR, _counted(granularity)
+    pages = len(tokens) // granularity
+    frames = np.empty((pages, 1 + granularity), np.int32)
+    frames[:, 0] = granularity
+    frames[:, 1:] = tokens[: pages * granularity].reshape(pages, granularity)
     digests = []
-    for start in range(0, len(tokens) // granularity * step, step):
-        framed = join((head, prior, count, data[start : start + step], extra))
-        prior = sha256(framed).digest()
-        head = _PRIOR
+    after_prior = _AFTER_PRIOR.copy
+    framed = framed_pages(frames)
+    for frame in [frame + extra for frame in framed] if extra else framed:
+        if prior:
+            page = after_prior()
+            page.update(prior)
+            page.update(frame)
+        else:
+            page = sha256(_NO_PRIOR + frame)
+        prior = page.digest()
         digests.append(prior)
     return b"".join(digests)
 
 
-def next_digests(
-    priors: Sequence[bytes], pages: Sequence[bytes], extras: Sequence[bytes]
-) -> list[bytes]:
-    """Return the digest of each page `pages[i]` behind the page of digest `priors[i]`.
+def framed_pages(frames: npt.NDArray[np.int32], spare: int = 0) -> list[bytes]:
+    """Return what is hashed of each page behind its prior digest, in the shared namespace.
 
-    This is `page_digest` of pages of one length, for a loop that runs every round.
+    A row of `frames` has the count of the page's tokens, those, and `spare` more numbers,
+    which are left out.
     """
-    count = _counted(len(pages[0]) // 4)
-    join = b"".join
-    return [
-        sha256(join((_PRIOR if prior else _NO_PRIOR, prior, count, page, extra))).digest()
-        for prior, page, extra in zip(priors, pages, extras, strict=True)
-    ]
+    unpack = _frame(4 * (frames.shape[1] - spare), 4 * spare).iter_unpack
+    return [frame for (frame,) in unpack(frames.tobytes())]
+
+
+@lru_cache(maxsize=64)
+def _frame(kept: int, left_out: int) -> struct.Struct:
+    return struct.Struct(f"{kept}s{left_out}x")
+
+
+def next_digests(priors: Sequence[bytes], frames: Sequence[bytes]) -> list[bytes]:
+    """Return the digest of each of `framed_pages`, `frames[i]` behind the page `priors[i]`."""
+    after_prior = _AFTER_PRIOR.copy
+    digests = []
+    for prior, frame in zip(priors, frames, strict=True):
+        if prior:
+            page = after_prior()
+            page.update(prior)
+            page.update(frame)
+        else:
+            page = sha256(_NO_PRIOR + frame)
+        digests.append(page.digest())
+    return digests

@@ -12,31 +12,28 @@ class Agenda:
 
     __slots__ = ("_due", "_filed", "_next")
 
-    def __init__(self, max_rows: int) -> None:
-        self._due = [-1] * (max_rows + 1)
+    def __init__(self) -> None:
+        self._due: dict[int, int] = {}
+        """The round that a row was filed under last."""
         # A dict is an ordered set: rows leave by key and come out as they were filed.
         self._filed: dict[int, dict[int, None]] = {}
         self._next = 0
 
     def file(self, rows: Sequence[int], rounds: Sequence[int]) -> None:
         """File `rows[i]`, which is filed nowhere, under round `rounds[i]`."""
-        due, filed = self._due, self._filed
+        self._due.update(zip(rows, rounds, strict=True))
+        filed, first = self._filed, rounds[0]
+        if rounds.count(first) == len(rounds):
+            filed.setdefault(first, {}).update(dict.fromkeys(rows))
+            return
         for row, at in zip(rows, rounds, strict=True):
-            due[row] = at
-            if at in filed:
-                filed[at][row] = None
-            else:
-                filed[at] = {row: None}
+            filed.setdefault(at, {})[row] = None
 
     def leave(self, row: int) -> None:
         """Forget `row`, filed or not."""
-        at = self._due[row]
-        if at >= 0:
-            self._due[row] = -1
-            bucket = self._filed[at]
-            del bucket[row]
-            if not bucket:
-                del self._filed[at]
+        bucket = self._filed.get(self._due.get(row, -1))
+        if bucket is not None:  # else its round has passed
+            bucket.pop(row, None)
 
     def take(self, until: int) -> list[int]:
         """Remove and return the rows due in rounds up to `until`, the earliest first."""
@@ -46,8 +43,6 @@ class Agenda:
             if bucket:
                 taken += bucket
         self._next = until + 1
-        for row in taken:
-            self._due[row] = -1
         return taken
 
     def filed(self) -> Iterable[int]:

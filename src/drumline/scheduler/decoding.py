@@ -16,7 +16,7 @@ from drumline.core.errors import InvariantError
 from drumline.scheduler.agenda import Agenda
 from drumline.scheduler.config import SchedulerConfig
 from drumline.scheduler.draft import Draft
-from drumline.scheduler.index import ONE, IndexArray
+from drumline.scheduler.index import ZERO, scalar
 from drumline.scheduler.lifecycle import Move, State
 from drumline.scheduler.publication import Publication
 from drumline.scheduler.requests import Request, RequestTable
@@ -70,8 +70,8 @@ class Decoding:
         end: Callable[[Request, Move], None],
     ) -> None:
         self._width = config.decode_tokens
-        self._step: IndexArray = np.array(config.decode_tokens)
-        self._page = config.prefix_granularity
+        self._step = scalar(config.decode_tokens)
+        self._page = scalar(config.prefix_granularity)
         self._caching = config.prefix_caching
         # A decode engine's prompts match in full pages alone.
         self._sharing_tails = config.role is Role.PLAIN
@@ -82,7 +82,7 @@ class Decoding:
         self._states = states
         self._publication = publication
         self._end = end
-        self._agenda = Agenda(config.max_rows)
+        self._agenda = Agenda()
         self.roster = Roster(rows.sequence, rows.generation, config.decode_tokens)
         self._ready: list[Request] = []
         self._blocked: list[int] = []
@@ -117,64 +117,68 @@ class Decoding:
         due = self._blocked + self._agenda.take(draft.round)
         if due and self._caching:
             self._publication.publish_decoded(due, draft)
-        joining = {request.row: request for request in self._ready}
-        self._ready.clear()
-        for request in joining.values():
-            self._requests.move(request, Move.DECODE)
-            roster.join(request.row)
-        due += joining
+        joining: dict[int, Request] = {}
+        if self._ready:
+            joining = self._join()
+            due += joining
         members = len(roster)
         left_out = self._blocked = self._make_room(due, joining, draft) if due else []
         aborted = len(roster) < members
         roster.refresh()
-        rows, index = roster.rows, roster.index
-        generations, lengths = roster.generations, roster.lengths
+        rows, generations, lengths = roster.rows, roster.generations, roster.lengths
+        index, ones, steps = roster.index, roster.ones, roster.steps
         limit = budget // self._width
         if left_out or self._held or len(rows) > limit:
             index = index[~np.isin(index, [*left_out, *self._held])][:limit]
             rows, generations = index.astype(np.int32), fields.generation[index]
             lengths = lengths[: len(index)]
-        prefix = fields.computed[index]
-        fields.computed[index] = prefix + self._step
-        fields.outstanding[index] += ONE
+            ones = roster.marks(index)
+            steps = ones * self._width
+        prefix = fields.computed[index].astype(np.int32)
+        fields.computed += steps
+        fields.outstanding += ones
         if aborted or left_out:
             due = [row for row in due if row in roster and row not in left_out]
         if due:
             self._file(due, draft.round)
         if not len(rows):
             return None
-        return Decodes(rows, generations, lengths, prefix.astype(np.int32))
+        return Decodes(rows, generations, lengths, prefix)
+
+    def _join(self) -> dict[int, Request]:
+        """Take those that are ready into the batch, and return them by row."""
+        joining = {request.row: request for request in self._ready}
+        self._ready.clear()
+        for request in joining.values():
+            self._requests.move(request, Move.DECODE)
+            self.roster.join(request.row)
+        return joining
 
     def _make_room(self, due: list[int], joining: dict[int, Request], draft: Draft) -> list[int]:
-        """Give due rows the blocks they need, in order of submission.
+        """Give due rows the blocks they need.
 
-        Returns those that must sit this round out.
+        Returns those that must sit this round out: the last submitted, where not all have room.
         """
-        fields, limit = self._rows, self._tables.max_tokens
-        rows = sorted(due, key=fields.sequence_of.__getitem__)
-        slow = joining or self._reserved or (self._states and self._restless(rows))
-        if not slow:
+        # One after the other where each asks for something else, or where there are two.
+        slow = joining or self._reserved or len(due) <= 2  # noqa: PLR2004
+        rows = np.array(due, np.intp)
+        if not slow and not (self._states and self._states.restless(rows)):
             if self._windows:
                 self._tables.expire(rows, draft)
-            longest = max(map(fields.computed_of.__getitem__, rows))
-            if longest + self._width <= limit and self._tables.extend(rows, self._width, draft):
+            if self._tables.extend(rows, self._step, draft):
                 return []
         blocked = []
-        for row in rows:
+        for row in sorted(due, key=self._rows.sequence_of.__getitem__):
             if row in joining and self._caching:
                 request = joining[row]
                 self._publication.publish_prompt(request, request.prompt_tokens, draft)
                 if self._sharing_tails:
                     self._publication.publish_tail(request, draft)
             if self._windows:
-                self._tables.expire([row], draft)
+                self._tables.expire(np.array([row]), draft)
             if not self._grow(row, draft):
                 blocked.append(row)
         return blocked
-
-    def _restless(self, rows: list[int]) -> bool:
-        """Whether one of `rows` holds a state block that its next decode does not write."""
-        return any(self._states.reads(row) or not self._states.live(row) for row in rows)
 
     def _grow(self, row: int, draft: Draft) -> bool:
         computed, limit = self._rows.computed_of[row], self._tables.max_tokens
@@ -244,22 +248,19 @@ class Decoding:
 
     def _file(self, due: list[int], number: int) -> None:
         """File `due` under the first round in which each can need attention again."""
-        fields, width = self._rows, self._width
-        hashed, computed = fields.hashed, fields.computed_of
-        page = self._page if self._caching else self._tables.max_tokens
-        first = number + 1
-        rounds = []
-        for row, end in zip(due, self._tables.lasts(due), strict=True):
-            next_page = hashed[row] + page
-            wait = (min(next_page, end)) - computed[row]
-            # Never in this round again, however far the tokens lag behind.
-            rounds.append(first + wait // width if wait > 0 else first)
+        rows = np.array(due, np.intp)
+        until = self._tables.lasts(rows)
+        if self._caching:
+            until = np.minimum(until, self._rows.hashed[rows] + self._page)
+        wait = until - self._rows.computed[rows]
+        if self._width > 1:
+            wait //= self._step
         if self._states:
             # What the first decode read goes with the second.
-            for at, row in enumerate(due):
-                if self._states.reads(row):
-                    rounds[at] = first
-        self._agenda.file(due, rounds)
+            wait[self._states.reading(rows)] = 0
+        # Never in this round again, however far the tokens lag behind.
+        rounds = np.maximum(wait, ZERO) + np.array(number + 1)
+        self._agenda.file(due, rounds.tolist())
 
     def check(self) -> None:
         """Raise InvariantError unless every decoding row is filed for attention."""

@@ -1,5 +1,7 @@
 """A plan while it is being made: what the parts of the planning add to it."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from drumline.contract.arrays import IntArray
@@ -42,9 +44,9 @@ class Draft:
         self._remote_prefills: list[RemotePrefill] = []
         self._remote_decodes: list[RemoteDecode] = []
         self._aborts: list[PlanAbort] = []
-        self._patches: dict[int, list[tuple[IntArray, IntArray, IntArray]]] = {}
-        self._zeroes: dict[int, list[IntArray]] = {}
-        self._copies: dict[int, list[tuple[IntArray, IntArray]]] = {}
+        self._patches: dict[int, list[tuple[IntArray, ...]]] = {}
+        self._zeroes: dict[int, list[tuple[IntArray, ...]]] = {}
+        self._copies: dict[int, list[tuple[IntArray, ...]]] = {}
 
     def bind(self, row: int, generation: int, rid: str) -> None:
         self._bound.append(Bound(row, generation, rid))
@@ -53,7 +55,7 @@ class Draft:
         self._patches.setdefault(group, []).append((rows, columns, pages))
 
     def zero(self, group: int, pages: IntArray) -> None:
-        self._zeroes.setdefault(group, []).append(pages)
+        self._zeroes.setdefault(group, []).append((pages,))
 
     def copy(self, group: int, sources: IntArray, targets: IntArray) -> None:
         self._copies.setdefault(group, []).append((sources, targets))
@@ -75,21 +77,28 @@ class Draft:
 
     def done(self, batch: Batch | None) -> Plan:
         """Return the plan."""
+        patches: tuple[TablePatch, ...] = ()
+        zeroes: tuple[PageZeroes, ...] = ()
+        copies: tuple[BlockMoves, ...] = ()
+        if self._patches:  # most rounds have none, and do not pay for looking
+            patches = tuple(
+                [TablePatch(group, *_joined(parts)) for group, parts in self._patches.items()]
+            )
+        if self._zeroes:
+            zeroes = tuple(
+                [PageZeroes(group, *_joined(parts)) for group, parts in self._zeroes.items()]
+            )
+        if self._copies:
+            copies = tuple(
+                [BlockMoves(group, *_joined(parts)) for group, parts in self._copies.items()]
+            )
         return Plan(
             round=self.round,
             batch=batch,
             bound=tuple(self._bound),
-            patches=tuple(
-                TablePatch(group, *map(_joined, zip(*parts, strict=True)))
-                for group, parts in self._patches.items()
-            ),
-            zeroes=tuple(
-                PageZeroes(group, _joined(parts)) for group, parts in self._zeroes.items()
-            ),
-            copies=tuple(
-                BlockMoves(group, *map(_joined, zip(*parts, strict=True)))
-                for group, parts in self._copies.items()
-            ),
+            patches=patches,
+            zeroes=zeroes,
+            copies=copies,
             aborts=tuple(self._aborts),
             cache_ops=tuple(self._cache_ops),
             storage_ops=tuple(self._storage_ops),
@@ -98,7 +107,11 @@ class Draft:
         )
 
 
-def _joined(parts: "list[IntArray] | tuple[IntArray, ...]") -> IntArray:
-    array = parts[0] if len(parts) == 1 else np.concatenate(parts)
-    array.flags.writeable = False
-    return array
+def _joined(parts: list[tuple[IntArray, ...]]) -> Sequence[IntArray]:
+    """Return the columns of `parts`, each as one array that nobody writes to."""
+    columns: Sequence[IntArray] = parts[0]
+    if len(parts) > 1:
+        columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
+    for column in columns:
+        column.setflags(write=False)
+    return columns

@@ -281,7 +281,7 @@ class HostTier:
         """Make `which` of these full pages findable."""
         self.index.publish(
             [pages.digests[at] for at in np.flatnonzero(which).tolist()],
-            pages.ends[which].tolist(),
+            pages.ends[which],
             [part[which].reshape(-1) for part in pages.blocks],
         )
 
@@ -324,7 +324,7 @@ class HostTier:
         pages = np.flatnonzero(some)
         self._device.publish(
             [digests[page] for page in pages.tolist()],
-            ((pages + 1) * self._device.page_tokens).tolist(),
+            (pages + 1) * self._device.page_tokens,
             [part.reshape(match.pages, -1)[pages].reshape(-1) for part in match.blocks],
         )
 

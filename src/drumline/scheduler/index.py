@@ -11,9 +11,19 @@ import numpy.typing as npt
 
 IndexArray = npt.NDArray[np.intp]
 
+FEW = 8
+"""Up to so many rows or blocks, looking at one after the other is cheaper than an array is."""
+
 NOBODY: IndexArray = np.empty(0, np.intp)
 NOBODY.flags.writeable = False
 
-ZERO: IndexArray = np.array(0, np.intp)
-ONE: IndexArray = np.array(1, np.intp)
-ZERO.flags.writeable = ONE.flags.writeable = False
+
+def scalar(value: int) -> IndexArray:
+    """Return `value` as an operand of arrays."""
+    array: IndexArray = np.array(value, np.intp)
+    array.flags.writeable = False
+    return array
+
+
+ZERO = scalar(0)
+ONE = scalar(1)

@@ -13,17 +13,13 @@ import numpy as np
 
 from drumline.core.errors import InvariantError
 from drumline.scheduler.blocks import BlockPool
-from drumline.scheduler.index import NOBODY, IndexArray
+from drumline.scheduler.index import FEW, NOBODY, IndexArray
 
 _FIRST_CAPACITY = 1024
 _STRIDE = 256
 """Digests looked up at a time, so that a miss early in a long prompt ends the look."""
 MAX_TAILS = 8
 """Partial pages kept behind one full page; older ones go."""
-_FEW = 8
-"""Boundaries that are cheaper to publish one by one than as arrays."""
-
-Blocks = list[int] | IndexArray
 
 
 class PrefixIndex:
@@ -40,6 +36,7 @@ class PrefixIndex:
         "_free",
         "_free_count",
         "_group_of",
+        "_lines",
         "_nodes",
         "_owner",
         "_owner_of",
@@ -64,8 +61,9 @@ class PrefixIndex:
         self._nodes: dict[bytes, int] = {}
         self._free: IndexArray = np.arange(size - 1, 0, -1)
         self._free_count = size - 1
-        # The same memory as `blocks`, a line of cells, for who looks at one of them.
-        self._cells = [part.reshape(-1).data for part in self.blocks]
+        # The same memory as `blocks`, a line of cells; and for who looks at one of them.
+        self._lines = [part.reshape(-1) for part in self.blocks]
+        self._cells = [line.data for line in self._lines]
         self._owner: IndexArray = np.zeros(0, np.intp)
         self._owner_of = self._owner.data
         self._group_of = np.zeros(0, np.int8)
@@ -142,7 +140,7 @@ class PrefixIndex:
         return end if self._filled[node] == wanted else 0
 
     def publish(
-        self, digests: Sequence[bytes], ends: Sequence[int], blocks: Sequence[Blocks]
+        self, digests: Sequence[bytes], ends: IndexArray, blocks: Sequence[IndexArray]
     ) -> list[int] | None:
         """Offer held blocks at the boundaries of `digests`, `ends[i]` tokens from the start.
 
@@ -153,14 +151,12 @@ class PrefixIndex:
         count = len(digests)
         if self.touched is not None:
             self.touched.update(dict.fromkeys(digests))
-        unknown = count > _FEW and self._nodes.keys().isdisjoint(digests)
-        if unknown and len(set(digests)) == count:
-            self._publish_new(digests, ends, blocks)
+        if count > FEW and self._publish_new(digests, ends, blocks):
             return None
-        lines = [line if isinstance(line, list) else line.tolist() for line in blocks]
+        lines = [line.tolist() for line in blocks]
         if_new = len(self._nodes) + count
         nodes = []
-        for at, (digest, end) in enumerate(zip(digests, ends, strict=True)):
+        for at, (digest, end) in enumerate(zip(digests, ends.tolist(), strict=True)):
             page = [
                 line[at * slots : at * slots + slots]
                 for line, slots in zip(lines, self.slots, strict=True)
@@ -169,25 +165,32 @@ class PrefixIndex:
         return None if len(self._nodes) == if_new else nodes
 
     def _publish_new(
-        self, digests: Sequence[bytes], ends: Sequence[int], blocks: Sequence[Blocks]
-    ) -> None:
-        """Publish at boundaries that are unknown and distinct."""
+        self, digests: Sequence[bytes], ends: IndexArray, blocks: Sequence[IndexArray]
+    ) -> bool:
+        """Publish at boundaries that are unknown and distinct; if they are not, return False."""
         nodes = self._make(digests, ends)
-        complete = True
-        for mine, slots, line in zip(self.blocks, self.slots, blocks, strict=True):
-            offered = np.asarray(line).reshape(-1, slots)
-            mine[nodes] = offered
-            if np.count_nonzero(offered) == offered.size:
-                self._owner[offered] = nodes[:, None]
-                self._filled[nodes] += slots
-            else:
+        if nodes is None:
+            return False
+        filled = 0
+        for mine, slots, offered in zip(self._lines, self.slots, blocks, strict=True):
+            cells = owners = nodes
+            if slots > 1:
+                owners = nodes.repeat(slots)
+                cells = (nodes[:, None] * slots + np.arange(slots)).reshape(-1)
+            mine[cells] = offered
+            count = np.count_nonzero(offered)
+            if count == len(offered):
+                self._owner[offered] = owners
+                filled += slots
+            elif count:
                 held = offered > 0
-                self._owner[offered[held]] = np.repeat(nodes, held.sum(axis=1))
-                self._filled[nodes] += held.sum(axis=1)
-                complete = False
-        if not complete:
+                self._owner[offered[held]] = owners[held]
+                self._filled[nodes] += held.reshape(-1, slots).sum(axis=1)
+        self._filled[nodes] += filled
+        if not filled:
             for node in nodes[self._filled[nodes] == 0].tolist():
                 self._forget_node(node)
+        return True
 
     def _offer(self, digest: bytes, end: int, page: Sequence[Sequence[int]]) -> int:
         """Offer `page[g]` at one boundary; returns it, 0 if windows have passed every block."""
@@ -243,16 +246,22 @@ class PrefixIndex:
             return []
         return sorted(((node, int(self.end[node])) for node in found), key=_by_end, reverse=True)
 
-    def _make(self, digests: Sequence[bytes], ends: Sequence[int]) -> IndexArray:
-        """Return new boundaries for `digests`, which are unknown and distinct."""
+    def _make(self, digests: Sequence[bytes], ends: IndexArray) -> IndexArray | None:
+        """Return new boundaries for `digests`; None if they are not all unknown and distinct."""
         count = len(digests)
         if self._free_count < count:
             self._grow(count)
+        nodes = self._free[self._free_count - count : self._free_count].copy()
+        line, known, names = nodes.tolist(), self._nodes, self._digests
+        # One look at each digest says whether it was known, and makes it so if not.
+        found = list(map(known.setdefault, digests, line))
+        if found != line:
+            for digest, node, mine in zip(digests, found, line, strict=True):
+                if node == mine:
+                    del known[digest]
+            return None
         self._free_count -= count
-        nodes = self._free[self._free_count : self._free_count + count].copy()
-        known, names = self._nodes, self._digests
-        for node, digest in zip(nodes.tolist(), digests, strict=True):
-            known[digest] = node
+        for node, digest in zip(line, digests, strict=True):
             names[node] = digest
         self.end[nodes] = ends
         return nodes
@@ -303,7 +312,8 @@ class PrefixIndex:
         old = len(self.end)
         new = max(2 * old, old + wanted)
         self.blocks = [_lengthened(part, new) for part in self.blocks]
-        self._cells = [part.reshape(-1).data for part in self.blocks]
+        self._lines = [part.reshape(-1) for part in self.blocks]
+        self._cells = [line.data for line in self._lines]
         self.end = _lengthened(self.end, new)
         self._filled = _lengthened(self._filled, new)
         self._digests += [b""] * (new - old)

@@ -17,18 +17,20 @@ from drumline.scheduler.blocks import BlockPool
 from drumline.scheduler.draft import Draft
 from drumline.scheduler.index import IndexArray
 from drumline.scheduler.kv_events import KvEvents
-from drumline.scheduler.prefix import Blocks, PrefixIndex
+from drumline.scheduler.prefix import PrefixIndex
 from drumline.scheduler.requests import Request
 from drumline.scheduler.rows import Rows
 from drumline.scheduler.states import StateSlots
 from drumline.scheduler.tables import BlockTables
+
+_COUNT_BYTES = 4
+"""What comes before a page's tokens where they are hashed."""
 
 
 class Publication:
     """Offers pages to the prefix index."""
 
     __slots__ = (
-        "_ahead",
         "_events",
         "_index",
         "_offer",
@@ -39,7 +41,6 @@ class Publication:
         "_size",
         "_states",
         "_tables",
-        "_tokens",
     )
 
     def __init__(
@@ -62,10 +63,6 @@ class Publication:
         self._tables = tables
         self._states = states
         self._rows = rows
-        self._ahead = rows.newest.shape[1] - granularity
-        """Tokens that may be known beyond a page."""
-        self._tokens = rows.newest.reshape(-1).data.cast("B")
-        """The rows' newest tokens as one line of bytes."""
         self._promised: dict[bytes, int] = {}
         self._promoted: dict[bytes, int] = {}
         """Of promised pages, those at whose end windows and state groups will be cached too."""
@@ -114,7 +111,7 @@ class Publication:
                 if self._promoted.get(digest) == request.row:
                     del self._promoted[digest]
         request.published = last
-        blocks: list[Blocks] = []
+        blocks: list[IndexArray] = []
         for group, table in enumerate(self._tables.table):
             slots = self._index.slots[group]
             own = table[request.row, first * slots : last * slots]
@@ -122,15 +119,17 @@ class Publication:
         carried = [0] * len(self._states)
         if last * self._size in (request.promotion, request.prompt_tokens):
             carried = self._carried(request.row, last * self._size)
-        blocks += [[*[0] * (last - first - 1), block] for block in carried]
+        for block in carried:
+            blocks.append(np.zeros(last - first, np.intp))
+            blocks[-1][-1] = block
         if self._events is not None:
             self._name_pages(self._events, request, first, last)
-        ends = range((first + 1) * self._size, (last + 1) * self._size, self._size)
+        ends = np.arange((first + 1) * self._size, (last + 1) * self._size, self._size)
         nodes = self._index.publish(digests, ends, blocks)
         if self._offer is not None:
             self._offer(digests)
         if nodes is not None and draft is not None:
-            self._adopt([request.row] * len(nodes), ends, nodes, blocks, draft)
+            self._adopt(np.full(len(nodes), request.row), ends, nodes, blocks, draft)
             if any(carried):
                 self._adopt_carried(request.row, nodes[-1], draft)
 
@@ -210,16 +209,17 @@ class Publication:
         """
         row = request.row
         self.publish_prompt(request, request.prompt_tokens, None)
-        owners, ends, digests = self._hash([row])
-        if owners:
-            self._index.publish(digests, ends, self._blocks(owners, ends))
+        digests = self.publish_decoded([row], None)
         settled = min(int(self._rows.computed[row]), int(self._rows.known[row]))
         if settled > self._rows.hashed[row]:
             digests.append(self._offer_tail(request, settled)[1])
         elif self._states and settled and self._rows.computed_of[row] == settled:
-            lines: list[Blocks] = [[0] * slots for slots in self._index.slots]
-            lines[len(self._tables.table) :] = [[block] for block in self._states.carried(row)]
-            self._index.publish([self._rows.digests[row]], [settled], lines)
+            lines: list[IndexArray] = [np.zeros(slots, np.intp) for slots in self._index.slots]
+            for line, block in zip(
+                lines[len(self._tables.table) :], self._states.carried(row), strict=True
+            ):
+                line[0] = block
+            self._index.publish([self._rows.digests[row]], np.array([settled]), lines)
         self._states.end(row)
         return digests
 
@@ -272,93 +272,71 @@ class Publication:
         blocks[: first - start] = 0
         return blocks
 
-    def publish_decoded(self, rows: Sequence[int], draft: Draft) -> None:
+    def publish_decoded(self, rows: Sequence[int], draft: Draft | None) -> list[bytes]:
         """Offer the pages that `rows` have completed since they were last asked.
 
-        A page that is cached already is adopted in place of the row's own.
+        A page that is cached already is adopted in place of the row's own, given a draft.
+        Returns the digests.
         """
-        owners, ends, digests = self._hash(rows)
-        if owners:
-            blocks = self._blocks(owners, ends)
-            nodes = self._index.publish(digests, ends, blocks)
-            if nodes is not None:
-                self._adopt(owners, ends, nodes, blocks, draft)
-
-    def _hash(self, rows: Sequence[int]) -> tuple[list[int], list[int], list[bytes]]:
-        """Hash the pages that `rows` have completed; return of each its row, end and digest."""
-        fields, size, tokens = self._rows, self._size, self._tokens
-        hashed, computed, known = fields.hashed, fields.computed_of, fields.known_of
-        digests, extras, origin = fields.digests, fields.extras, fields.origin_of
-        newest, span = fields.newest_of, fields.newest.shape[1]
-        page, width = 4 * size, 4 * span
-        done: list[int] = []
-        ends: list[int] = []
+        fields, size = self._rows, self._size
+        hashed, known, computed = fields.hashed_of, fields.known_of, fields.computed_of
         found: list[bytes] = []
-        while True:
-            rows = [
-                row
-                for row in rows
-                if (end := hashed[row] + size) <= known[row] and end <= computed[row]
-            ]
-            if not rows:
-                return done, ends, found
-            priors = [digests[row] for row in rows]
-            pages = [tokens[row * width : row * width + page].tobytes() for row in rows]
-            keys = [extras[row] for row in rows]
-            new = next_digests(priors, pages, keys)
-            if self._events is not None:
-                for prior, digest, content, key in zip(priors, new, pages, keys, strict=True):
-                    self._events.name(prior, digest, content, key)
-            for row, digest in zip(rows, new, strict=True):
-                digests[row] = digest
-                end = hashed[row] = hashed[row] + size
-                first = row * span
-                for at in range(first, first + known[row] - end):
-                    newest[at] = newest[at + size]
-                origin[row] -= size
-            done += rows
-            ends += [hashed[row] for row in rows]
-            found += new
-            if self._ahead < size:
-                return done, ends, found
+        while rows := [
+            row
+            for row in rows
+            if (end := hashed[row] + size) <= known[row] and end <= computed[row]
+        ]:
+            digests = self._hash(rows)
+            owners = np.array(rows, np.intp)
+            ends = fields.hashed[owners]
+            blocks = self._tables.page_blocks(owners, ends)
+            if self._states:
+                # Decodes write what they carry in place: nothing of it stays behind a page.
+                blocks += [np.zeros(len(rows), np.intp) for _ in range(len(self._states))]
+            nodes = self._index.publish(digests, ends, blocks)
+            if nodes is not None and draft is not None:
+                self._adopt(owners, ends, nodes, blocks, draft)
+            found += digests
+            if fields.ahead < size:  # nobody can have completed another
+                break
+        return found
+
+    def _hash(self, rows: Sequence[int]) -> list[bytes]:
+        """Hash the page behind the hashed tokens of each of `rows`, and return the digests."""
+        digests, extras = self._rows.digests, self._rows.extras
+        priors = [digests[row] for row in rows]
+        pages = self._rows.take_pages(rows)
+        if extras:
+            pages = [page + extras.get(row, b"") for row, page in zip(rows, pages, strict=True)]
+        new = next_digests(priors, pages)
+        for row, digest in zip(rows, new, strict=True):
+            digests[row] = digest
+        if self._events is not None:
+            last = _COUNT_BYTES + 4 * self._size
+            for row, prior, digest, page in zip(rows, priors, new, pages, strict=True):
+                self._events.name(prior, digest, page[_COUNT_BYTES:last], extras.get(row, b""))
+        return new
 
     def _adopt(
         self,
-        rows: Sequence[int],
-        ends: Sequence[int],
+        rows: IndexArray,
+        ends: IndexArray,
         nodes: Sequence[int],
-        blocks: Sequence[Blocks],
+        blocks: Sequence[IndexArray],
         draft: Draft,
     ) -> None:
         """Have `rows` hold the cached blocks of `nodes` in place of others of their own."""
         for group, line in enumerate(blocks[: len(self._tables.table)]):
             canonical = self._index.blocks[group][nodes]
             slots = self._index.slots[group]
-            own = np.asarray(line).reshape(-1, slots)
+            own = line.reshape(-1, slots)
             which, slot = np.nonzero((canonical != own) & (canonical > 0) & (own > 0))
             if len(which):
-                first = np.array(ends) // self._tables.block_tokens[group] - slots
+                first = ends // self._tables.block_tokens[group] - slots
                 self._tables.adopt(
                     group,
-                    np.array(rows)[which],
+                    rows[which],
                     first[which] + slot,
                     canonical[which, slot],
                     draft,
                 )
-
-    def _blocks(self, rows: Sequence[int], ends: Sequence[int]) -> list[list[int]]:
-        """Return each group's blocks of the pages that end at `ends`, in a line."""
-        tables, lines = self._tables, []
-        for cell, width, tokens, slots in zip(
-            tables.cell, tables.width, tables.block_tokens, self._index.slots, strict=False
-        ):
-            starts = [
-                row * width + end // tokens - slots for row, end in zip(rows, ends, strict=True)
-            ]
-            if slots == 1:
-                lines.append([cell[start] for start in starts])
-            else:
-                lines.append([cell[at] for start in starts for at in range(start, start + slots)])
-        # Decodes write what they carry in place: nothing of it stays behind a page.
-        lines += [[0] * len(ends) for _ in range(len(self._states))]
-        return lines

@@ -127,6 +127,8 @@ class RequestTable:
 
     def forget_ended(self) -> None:
         """Forget the requests that hold nothing any more; their rids are free again."""
+        if not self._ended:
+            return
         for request in self._ended:
             del self._by_rid[request.rid]
         self.counts[State.FINISHED] = 0

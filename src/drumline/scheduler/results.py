@@ -15,7 +15,7 @@ from drumline.scheduler.rows import Rows
 class Commits:
     """Writes results into the rows."""
 
-    __slots__ = ("_hashing", "_newest", "_requests", "_roster", "_rows", "_width")
+    __slots__ = ("_frames", "_hashing", "_requests", "_roster", "_rows", "_width")
 
     def __init__(
         self,
@@ -29,7 +29,7 @@ class Commits:
         self._roster = roster
         self._width = config.decode_tokens
         self._hashing = config.prefix_caching
-        self._newest = rows.newest.reshape(-1)
+        self._frames = rows.frames.reshape(-1)
 
     def apply(self, results: Results) -> list[Request]:
         """Write `results`; returns the finishing requests that owe nothing any more.
@@ -37,16 +37,41 @@ class Commits:
         Raises IllegalTransitionError, before anything changed, when a row gets tokens
         that no planned forward owes it.
         """
-        fields = self._rows
+        fields, roster = self._rows, self._roster
         counts, tokens = results.counts, results.tokens
-        if self._roster.current(results.rows):
-            rows = self._roster.index
+        if roster.current(results.rows) and not fields.quiet:
+            index, owed = roster.index, roster.ones
+            outstanding = fields.outstanding - owed
+            if np.count_nonzero(outstanding < ZERO):
+                raise self._illegal(np.flatnonzero(outstanding < ZERO))
+            fields.outstanding[:] = outstanding
+            # As many tokens as rows, and no row without: one each, and none had drafts.
+            if self._width == 1 and len(tokens) == len(index) == np.count_nonzero(counts):
+                fields.known += owed
+                if self._hashing:
+                    self._frames[fields.cursor[index]] = tokens
+                    fields.cursor += owed
+            else:
+                self._write(index, counts, tokens)
         else:
-            rows = results.rows.astype(np.intp)
-            valid = fields.generation[rows] == results.generations
-            if np.count_nonzero(valid) != len(valid):
-                tokens = tokens[np.repeat(valid, counts)]
-                rows, counts = rows[valid], counts[valid]
+            index, counts, tokens = self._valid(results)
+            index, counts = self._owed(index, counts)
+            self._write(index, counts, tokens)
+        if self._requests.counts[State.FINISHING]:
+            return self._drained(index)
+        return []
+
+    def _valid(self, results: Results) -> tuple[IndexArray, IntArray, IntArray]:
+        """Return rows, counts and tokens of the results whose request still has its row."""
+        rows, counts, tokens = results.rows.astype(np.intp), results.counts, results.tokens
+        valid = self._rows.generation[rows] == results.generations
+        if np.count_nonzero(valid) == len(valid):
+            return rows, counts, tokens
+        return rows[valid], counts[valid], tokens[np.repeat(valid, counts)]
+
+    def _owed(self, rows: IndexArray, counts: IntArray) -> tuple[IndexArray, IntArray]:
+        """Count off what was owed, and return the rows that may have got tokens."""
+        fields = self._rows
         quiet: IndexArray | None = None
         if fields.quiet:
             silent = fields.silent[rows] > 0
@@ -61,30 +86,24 @@ class Commits:
             fields.silent[quiet] -= 1
             fields.quiet -= len(quiet)
         fields.outstanding[rows] = outstanding
-        self._write(rows, counts, tokens)
-        if self._requests.counts[State.FINISHING]:
-            return self._drained(rows, outstanding)
-        return []
+        return rows, counts
 
     def _write(self, rows: IndexArray, counts: IntArray, tokens: IntArray) -> None:
+        """Append `counts[i]` of the tokens to what is known of `rows[i]`."""
         fields = self._rows
-        known = fields.known[rows]
-        # As many tokens as rows, and no row without: one each, and none had drafts.
-        if self._width == 1 and len(tokens) == len(rows) and np.count_nonzero(counts) == len(rows):
-            fields.known[rows] = known + ONE
-            if self._hashing:
-                self._newest[fields.origin[rows] + known] = tokens
-            return
-        fields.known[rows] = known + counts
+        known = fields.known[rows] + counts
+        fields.known[rows] = known
         # What is in flight was planned as if every draft would be accepted.
-        fields.computed[rows] = known + counts - 1 + fields.outstanding[rows] * self._width
+        fields.computed[rows] = known - 1 + fields.outstanding[rows] * self._width
         if self._hashing:
-            first = np.repeat(np.cumsum(counts) - counts, counts)
-            at = np.repeat(fields.origin[rows] + known, counts) + np.arange(len(tokens)) - first
-            self._newest[at] = tokens
+            cursor = fields.cursor[rows]
+            first = np.repeat(cursor + counts - np.cumsum(counts), counts)
+            self._frames[first + np.arange(len(tokens))] = tokens
+            fields.cursor[rows] = cursor + counts
 
-    def _drained(self, rows: IndexArray, outstanding: IndexArray) -> list[Request]:
+    def _drained(self, rows: IndexArray) -> list[Request]:
         owners = self._rows.owners
+        outstanding = self._rows.outstanding[rows]
         return [
             owner
             for row in rows[outstanding == 0].tolist()

@@ -241,7 +241,7 @@ class Retraction:
 
     def _suspend(self, request: Request, draft: Draft) -> None:
         row = request.row
-        self._tables.expire([row], draft)
+        self._tables.expire(np.array([row]), draft)
         if self._caching:
             self._publication.publish_end(request)
         spans = self._spans(row)

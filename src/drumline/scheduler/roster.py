@@ -12,7 +12,12 @@ from drumline.scheduler.index import IndexArray
 
 
 class Roster:
-    """Decoding rows: to index with (`index`), and as a batch carries them."""
+    """Decoding rows: to index with (`index`), and as a batch carries them.
+
+    `ones` and `steps` have an entry for every row of the pool, 0 where it does not decode:
+    what each decode adds to counts and to lengths. Adding to all rows is cheaper than
+    picking some.
+    """
 
     __slots__ = (
         "_generation",
@@ -23,7 +28,9 @@ class Roster:
         "generations",
         "index",
         "lengths",
+        "ones",
         "rows",
+        "steps",
     )
 
     def __init__(self, sequence: IndexArray, generation: IntArray, width: int) -> None:
@@ -36,6 +43,8 @@ class Roster:
         self.rows: IntArray
         self.generations: IntArray
         self.lengths: IntArray
+        self.ones: IndexArray
+        self.steps: IndexArray
         self.refresh()
 
     def __len__(self) -> int:
@@ -61,9 +70,17 @@ class Roster:
         self.rows = self.index.astype(np.int32)
         self.generations = self._generation[self.index]
         self.lengths = np.full(len(rows), self._width, np.int32)
+        self.ones = self.marks(self.index)
+        self.steps = self.ones * self._width
         for array in (self.index, self.rows, self.generations, self.lengths):
             array.flags.writeable = False
         self._stale = False
+
+    def marks(self, index: IndexArray) -> IndexArray:
+        """Return 1 for each of `index` and 0 for every other row of the pool."""
+        marks = np.zeros_like(self._sequence)
+        marks[index] = 1
+        return marks
 
     def current(self, rows: IntArray) -> bool:
         """Whether `rows` is the very array of a batch whose rows have all stayed."""

@@ -1,7 +1,7 @@
 """The request pool: what is known of a running request, an entry a row in every field.
 
-What every round touches for all rows is an array; what only rows that are due are asked
-for, one by one, is a list.
+Numbers are arrays, for whoever looks at many rows at once. Of those that single rows
+are asked for, `…_of` is the same memory as a line of cells: far cheaper there.
 
 Rows are 1 … max_rows; row 0 is never given. A freed row goes to the back of the
 line. A row's generation grows when its owner leaves, so that whatever still names
@@ -9,13 +9,15 @@ the old owner is recognised.
 """
 
 from collections import deque
+from collections.abc import Sequence
 
 import numpy as np
 from msgspec import Struct
 
 from drumline.contract.arrays import IntArray
 from drumline.core.errors import InvariantError
-from drumline.scheduler.index import IndexArray
+from drumline.core.hashing import framed_pages
+from drumline.scheduler.index import FEW, IndexArray
 from drumline.scheduler.requests import Request
 
 
@@ -33,22 +35,29 @@ class Rows:
     """Fields of running requests, by row."""
 
     __slots__ = (
+        "_bytes",
+        "_cells",
+        "_cursor_of",
         "_free",
+        "_page",
+        "ahead",
         "columns",
+        "columns_of",
         "computed",
         "computed_of",
+        "cursor",
         "digests",
         "epoch",
         "extras",
         "first",
+        "first_of",
+        "frames",
         "generation",
         "hashed",
+        "hashed_of",
         "known",
         "known_of",
         "newest",
-        "newest_of",
-        "origin",
-        "origin_of",
         "outstanding",
         "owners",
         "quiet",
@@ -60,6 +69,9 @@ class Rows:
     def __init__(self, max_rows: int, groups: int, page_tokens: int, ahead_tokens: int) -> None:
         """Make rows that keep a page of tokens, and `ahead_tokens` beyond it, until hashed."""
         size = max_rows + 1
+        self._page = page_tokens
+        self.ahead = ahead_tokens
+        """Tokens that may be known beyond a page."""
         self.generation: IntArray = np.ones(size, np.int32)
         self.sequence: IndexArray = np.zeros(size, np.intp)
         """Order of submission."""
@@ -75,27 +87,33 @@ class Rows:
         """Planned chunks whose result has no tokens, ahead of what is outstanding."""
         self.quiet = 0
         """The sum of `silent`."""
-        self.columns = [[0] * size for _ in range(groups)]
+        self.columns: list[IndexArray] = [np.zeros(size, np.intp) for _ in range(groups)]
         """Columns of each group's block table that the row uses."""
-        self.first = [[0] * size for _ in range(groups)]
+        self.first: list[IndexArray] = [np.zeros(size, np.intp) for _ in range(groups)]
         """The first of them that is not null, the group's window having passed the others."""
-        self.hashed = [0] * size
+        self.hashed: IndexArray = np.zeros(size, np.intp)
         """Tokens in pages whose digest is known."""
-        self.newest: IntArray = np.zeros((size, page_tokens + ahead_tokens), np.int32)
-        """The tokens behind the hashed ones."""
-        self.origin: IndexArray = np.arange(size) * self.newest.shape[1]
-        """Where in the flattened `newest` the row's token 0 would be."""
+        self.frames: IntArray = np.zeros((size, 1 + page_tokens + ahead_tokens), np.int32)
+        """A page's count of tokens and the tokens behind the hashed ones, as they are hashed."""
+        self.frames[:, 0] = page_tokens
+        self.newest: IntArray = self.frames[:, 1:]
+        """Those tokens."""
+        self.cursor: IndexArray = np.zeros(size, np.intp)
+        """Where in the flattened `frames` the row's next token goes."""
         self.digests: list[bytes] = [b""] * size
         """Digest of the last hashed page."""
-        self.extras: list[bytes] = [b""] * size
-        """What is hashed with every page: the owner's cache namespace."""
+        self.extras: dict[int, bytes] = {}
+        """What is hashed with every page of a row, where its owner has a cache namespace."""
         self.owners: list[Request | None] = [None] * size
-        # The same memory, for who looks at one row: far cheaper there than an array is.
         self.sequence_of = self.sequence.data
         self.computed_of = self.computed.data
         self.known_of = self.known.data
-        self.origin_of = self.origin.data
-        self.newest_of = self.newest.reshape(-1).data
+        self.hashed_of = self.hashed.data
+        self.columns_of = [field.data for field in self.columns]
+        self.first_of = [field.data for field in self.first]
+        self._cursor_of = self.cursor.data
+        self._cells = self.frames.reshape(-1).data
+        self._bytes = self._cells.cast("B")
         self._free = deque(range(1, size))
 
     @property
@@ -110,17 +128,25 @@ class Rows:
         self.epoch[row] = owner.epoch
         for field in (self.computed, self.known, self.outstanding):
             field[row] = 0
-        for line in (*self.columns, *self.first):
+        for line in (*self.columns_of, *self.first_of):
             line[row] = 0
-        self.extras[row] = owner.extra
-        self.hash_from(row, 0, b"")
+        if owner.extra:
+            self.extras[row] = owner.extra
+        self.hashed[row] = 0
+        self.digests[row] = b""
         return row
 
-    def hash_from(self, row: int, tokens: int, digest: bytes) -> None:
-        """Say that the row's first `tokens` are hashed, up to `digest`."""
-        self.hashed[row] = tokens
-        self.origin[row] = row * self.newest.shape[1] - tokens
+    def know(self, row: int, known: int, hashed: int, digest: bytes, newest: IntArray) -> None:
+        """Say what is known of a row's tokens.
+
+        `known` of them are, the first `hashed` in pages up to `digest`; the others are
+        the first of `newest`.
+        """
+        self.known[row] = known
+        self.hashed[row] = hashed
         self.digests[row] = digest
+        self.newest[row, : len(newest)] = newest
+        self.cursor[row] = row * self.frames.shape[1] + 1 + known - hashed
 
     def begin_answer(self, row: int, page_tokens: int) -> None:
         """Set the row up for what follows its owner's prompt, which is planned as a whole.
@@ -129,26 +155,52 @@ class Rows:
         """
         owner = self.owners[row]
         assert owner is not None
-        self.known[row] = owner.prompt_tokens
-        if page_tokens:
-            hashed = owner.prompt_tokens // page_tokens * page_tokens
-            self.hash_from(row, hashed, owner.digests[-1] if owner.digests else b"")
-            tail = owner.tokens[hashed:]
-            self.newest[row, : len(tail)] = tail
+        known = owner.prompt_tokens
+        hashed = known // page_tokens * page_tokens if page_tokens else known
+        digest = owner.digests[-1] if owner.digests else b""
+        self.know(row, known, hashed, digest, owner.tokens[hashed:])
 
     def append(self, row: int, token: int, *, hashing: bool) -> None:
         """Add a known token to a row's; it is kept where pages are hashed."""
-        known = self.known_of[row]
+        self.known[row] += 1
         if hashing:
-            self.newest_of[self.origin_of[row] + known] = token
-        self.known[row] = known + 1
+            self._cells[self._cursor_of[row]] = token
+            self.cursor[row] += 1
+
+    def take_pages(self, rows: Sequence[int]) -> list[bytes]:
+        """Take the page behind the hashed tokens of each of `rows`, and return it as it is hashed.
+
+        It counts as hashed from now on.
+        """
+        if len(rows) > FEW:
+            return self._take_pages(np.array(rows, np.intp))
+        hashed, known, cursor, cells = self.hashed_of, self.known_of, self._cursor_of, self._cells
+        span, size, pages = self.frames.shape[1], self._page, []
+        for row in rows:
+            first = row * span
+            pages.append(self._bytes[4 * first : 4 * (first + 1 + size)].tobytes())
+            end = hashed[row] = hashed[row] + size
+            for at in range(first + 1, first + 1 + known[row] - end):
+                cells[at] = cells[at + size]
+            cursor[row] -= size
+        return pages
+
+    def _take_pages(self, rows: IndexArray) -> list[bytes]:
+        size, ahead = self._page, self.ahead
+        frames = self.frames.take(rows, 0)
+        pages = framed_pages(frames, ahead)
+        frames[:, 1 : 1 + ahead] = frames[:, 1 + size :]
+        self.frames[rows] = frames
+        self.cursor[rows] -= size
+        self.hashed[rows] += size
+        return pages
 
     def suspend(self, row: int) -> Suspended:
         """Return what `resume` needs."""
         return Suspended(
             computed=int(self.computed[row]),
             known=int(self.known[row]),
-            hashed=self.hashed[row],
+            hashed=int(self.hashed[row]),
             digest=self.digests[row],
             newest=self.newest[row].copy(),
         )
@@ -156,12 +208,11 @@ class Rows:
     def resume(self, row: int, fields: Suspended) -> None:
         """Have a row that was just taken go on where another one was suspended."""
         self.computed[row] = fields.computed
-        self.known[row] = fields.known
-        self.hash_from(row, fields.hashed, fields.digest)
-        self.newest[row] = fields.newest
+        self.know(row, fields.known, fields.hashed, fields.digest, fields.newest)
 
     def give_back(self, row: int) -> None:
         self.owners[row] = None
+        self.extras.pop(row, None)
         self.generation[row] += 1
         self.quiet -= int(self.silent[row])
         self.silent[row] = 0

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from msgspec import Struct
+from numpy.typing import NDArray
 
 from drumline.contract.specs import CacheGroup
 from drumline.core.errors import InvariantError
@@ -105,9 +106,9 @@ class StateSlots:
 
     # -- decodes ------------------------------------------------------------------
 
-    def live(self, row: int) -> bool:
-        """Whether the row's decodes have begun to write in place."""
-        return self._live[row]
+    def restless(self, rows: IndexArray) -> bool:
+        """Whether one of `rows` holds a block that its next decode does not write."""
+        return bool(self.reading(rows).any()) or not all(self._live[row] for row in rows.tolist())
 
     def decode_needs(self, row: int) -> list[int]:
         """Return the blocks of each group that the next decode of `row` takes."""
@@ -122,9 +123,10 @@ class StateSlots:
                 return
         self._let_go_of_read(row, draft)
 
-    def reads(self, row: int) -> bool:
-        """Whether the row still holds a block that its next decode does not read."""
-        return bool(self._slots) and self._slots[0].read[row] > 0
+    def reading(self, rows: IndexArray) -> NDArray[np.bool_]:
+        """Return which of `rows` still hold a block that their next decode does not read."""
+        read = self._slots[0].read
+        return np.array([read[row] > 0 for row in rows.tolist()], np.bool_)
 
     def _let_go_of_read(self, row: int, draft: Draft) -> None:
         epoch = int(self._rows.epoch[row])

@@ -6,6 +6,7 @@ data plane's own tables change by those alone.
 """
 
 from collections.abc import Sequence
+from functools import reduce
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from drumline.contract.specs import CacheGroup
 from drumline.core.errors import InvariantError
 from drumline.scheduler.blocks import BlockPool
 from drumline.scheduler.draft import Draft
-from drumline.scheduler.index import NOBODY, IndexArray
+from drumline.scheduler.index import NOBODY, ONE, IndexArray, scalar
 from drumline.scheduler.match import Match
 from drumline.scheduler.rows import Rows
 
@@ -22,16 +23,19 @@ class BlockTables:
     """Each group's table, `table[row, column]`, in pool-wide block numbers."""
 
     __slots__ = (
+        "_lasting",
+        "_limit",
         "_no_others",
         "_page",
+        "_parts",
+        "_passing",
         "_pool",
         "_rows",
+        "_sizes",
         "_unsure",
         "block_tokens",
-        "cell",
         "max_tokens",
         "table",
-        "width",
         "windows",
     )
 
@@ -54,19 +58,27 @@ class BlockTables:
         self._rows = rows
         self._page = page_tokens
         self.block_tokens = [group.block_tokens for group in groups]
+        # Of every group, what arrays of rows are reckoned with.
+        self._sizes = [scalar(tokens) for tokens in self.block_tokens]
+        self._parts = [np.arange(-(page_tokens // tokens), 0) for tokens in self.block_tokens]
         self.windows = [group.window_tokens for group in groups]
         """Tokens a token of the group looks back on, itself included; None is all."""
+        self._passing = [window and scalar(self._unsure + window - 1) for window in self.windows]
+        """Tokens a row may have while the window has not passed a token yet."""
+        self._lasting = [
+            window and scalar(tokens + window - 1)
+            for window, tokens in zip(self.windows, self.block_tokens, strict=True)
+        ]
+        """Tokens it has when the window has passed the first block."""
         self.table: list[IndexArray] = [
             np.zeros((size, -(-max_tokens // tokens)), np.intp) for tokens in self.block_tokens
         ]
-        self.cell = [table.reshape(-1).data for table in self.table]
-        """The same tables as one line of cells, for who looks at one of them."""
-        self.width = [int(table.shape[1]) for table in self.table]
-        """Cells of a row."""
         self.max_tokens = min(
-            width * tokens for width, tokens in zip(self.width, self.block_tokens, strict=True)
+            table.shape[1] * tokens
+            for table, tokens in zip(self.table, self.block_tokens, strict=True)
         )
         """Tokens a row has columns for."""
+        self._limit = scalar(self.max_tokens)
 
     def first_column(self, group: int, tokens: int) -> int:
         """Return the first column that a token at position `tokens` looks back on."""
@@ -106,8 +118,8 @@ class BlockTables:
             count = max(len(hit), live)
             if count:
                 self.table[group][row, : len(hit)] = hit
-                self._rows.columns[group][row] = count
-                self._rows.first[group][row] = live
+                self._rows.columns_of[group][row] = count
+                self._rows.first_of[group][row] = live
                 draft.patch(
                     group,
                     np.full(count, row, np.int32),
@@ -128,7 +140,7 @@ class BlockTables:
         needs = [
             max(-(-target // size) - columns[row], 0)
             for target, size, columns in zip(
-                targets, self.block_tokens, self._rows.columns, strict=True
+                targets, self.block_tokens, self._rows.columns_of, strict=True
             )
         ]
         others = others or self._no_others
@@ -146,13 +158,13 @@ class BlockTables:
 
         Those of columns before `kept` are not zeroed, nor those that `tail` stands for.
         """
-        have = self._rows.columns[group][row]
+        have = self._rows.columns_of[group][row]
         want = -(-tokens // self.block_tokens[group])
         if want <= have:
             return
         blocks = self._pool.take(group, want - have)
         self.table[group][row, have:want] = blocks
-        self._rows.columns[group][row] = want
+        self._rows.columns_of[group][row] = want
         pages = self._pool.pages(group, blocks)
         draft.patch(
             group,
@@ -177,99 +189,98 @@ class BlockTables:
         ]
         return [part[part > 0] for part in parts]
 
-    def expire(self, rows: Sequence[int], draft: Draft) -> None:
-        """Give up the blocks that the windows of `rows` have passed."""
-        computed = self._rows.computed_of
-        for group, (window, size) in enumerate(zip(self.windows, self.block_tokens, strict=True)):
-            if window is None:
-                continue
-            first, columns = self._rows.first[group], self._rows.columns[group]
-            owners: list[int] = []
-            passed: list[int] = []
-            for row in rows:
-                old = first[row]
-                settled = computed[row] - self._unsure
-                new = min((settled - window + 1) // size, columns[row])
-                if new > old:
-                    first[row] = new
-                    owners += [row] * (new - old)
-                    passed += range(old, new)
-            if owners:
-                self._drop(group, owners, passed, draft)
+    def page_blocks(self, rows: IndexArray, ends: IndexArray) -> list[IndexArray]:
+        """Return each group's blocks of the pages of `rows` that end at `ends`, in a line."""
+        lines = []
+        for table, size, parts in zip(self.table, self._sizes, self._parts, strict=True):
+            behind = ends // size
+            if len(parts) > 1:
+                lines.append(table[rows[:, None], behind[:, None] + parts].reshape(-1))
+            else:
+                lines.append(table[rows, behind + parts])
+        return lines
 
-    def _drop(self, group: int, rows: list[int], columns: list[int], draft: Draft) -> None:
+    def expire(self, rows: IndexArray, draft: Draft) -> None:
+        """Give up the blocks that the windows of `rows` have passed."""
+        fields = self._rows
+        for group, (passing, size) in enumerate(zip(self._passing, self._sizes, strict=True)):
+            if passing is None:
+                continue
+            passed = (fields.computed[rows] - passing) // size
+            live = np.minimum(passed, fields.columns[group][rows])
+            old = fields.first[group][rows]
+            slid = live > old
+            count = np.count_nonzero(slid)
+            if count:
+                owners = rows
+                if count < len(rows):
+                    owners, live, old = rows[slid], live[slid], old[slid]
+                fields.first[group][owners] = live
+                self._drop(group, *_spread(owners, old, live - old), draft)
+
+    def _drop(self, group: int, rows: IndexArray, columns: IndexArray, draft: Draft) -> None:
         """Null the cells (rows[i], columns[i])."""
-        cell, width = self.cell[group], self.width[group]
-        held: list[int] = []
-        owners: list[int] = []
-        for row, column in zip(rows, columns, strict=True):
-            at = row * width + column
-            if block := cell[at]:
-                held.append(block)
-                owners.append(row)
-                cell[at] = 0
-        blocks, epochs = np.array(held, np.intp), self._rows.epoch[owners]
-        if len(set(held)) == len(held):
+        table = self.table[group]
+        blocks = table[rows, columns]
+        table[rows, columns] = 0
+        held = blocks > 0
+        blocks, epochs = blocks[held], self._rows.epoch[rows[held]]
+        if len(set(blocks.tolist())) == len(blocks):
             self._pool.release(blocks, epochs)
-        else:
-            for at in range(len(held)):
+        else:  # rows that share a block pass it together
+            for at in range(len(blocks)):
                 self._pool.release(blocks[at : at + 1], epochs[at : at + 1])
         draft.patch(
             group,
-            np.array(rows, np.int32),
-            np.array(columns, np.int32),
+            rows.astype(np.int32),
+            columns.astype(np.int32),
             np.zeros(len(rows), np.int32),
         )
 
-    def extend(self, rows: Sequence[int], tokens: int, draft: Draft) -> bool:
-        """Give each of `rows` room for `tokens` more, all or, returning False, none."""
-        computed = self._rows.computed_of
-        missing: list[tuple[list[int], list[int]]] = []
-        for columns, size in zip(self._rows.columns, self.block_tokens, strict=True):
-            owners = [row for row in rows if columns[row] * size < computed[row] + tokens]
+    def extend(self, rows: IndexArray, tokens: IndexArray, draft: Draft) -> bool:
+        """Give each of `rows` room for `tokens`, a scalar, more, all or, returning False, none.
+
+        False also where a row would have more than fit into it.
+        """
+        target = self._rows.computed[rows] + tokens
+        if np.count_nonzero(target > self._limit):
+            return False
+        missing: list[tuple[IndexArray, IndexArray]] = []
+        for used, size in zip(self._rows.columns, self._sizes, strict=True):
+            columns, owners = used[rows], rows
+            short = columns * size < target
+            if np.count_nonzero(short) < len(rows):
+                owners, columns = rows[short], columns[short]
             if tokens > size:
-                counts = [-(-(computed[row] + tokens) // size) - columns[row] for row in owners]
-                added = [
-                    columns[row] + at
-                    for row, count in zip(owners, counts, strict=True)
-                    for at in range(count)
-                ]
-                owners = [
-                    row for row, count in zip(owners, counts, strict=True) for _ in range(count)
-                ]
-            else:
-                added = [columns[row] for row in owners]
-            missing.append((owners, added))
-        needs = [len(owners) for owners, _added in missing]
+                owners, columns = _spread(owners, columns, -(-target[short] // size) - columns)
+            missing.append((owners, columns))
+        needs = [len(owners) for owners, _columns in missing]
         if not self._pool.make_room(needs + self._no_others):
             return False
-        for group, (owners, added) in enumerate(missing):
-            if owners:
-                self._append(group, owners, added, draft)
+        for group, (owners, columns) in enumerate(missing):
+            if len(owners):
+                self._append(group, owners, columns, draft)
         return True
 
-    def _append(self, group: int, rows: list[int], columns: list[int], draft: Draft) -> None:
+    def _append(self, group: int, rows: IndexArray, columns: IndexArray, draft: Draft) -> None:
         """Put new blocks into the cells (rows[i], columns[i]), a row's in order."""
         blocks = self._pool.take(group, len(rows))
-        cell, width, used = self.cell[group], self.width[group], self._rows.columns[group]
-        for row, column, block in zip(rows, columns, blocks.tolist(), strict=True):
-            cell[row * width + column] = block
-            used[row] = column + 1
+        self.table[group][rows, columns] = blocks
+        self._rows.columns[group][rows] = columns + ONE
         pages = self._pool.pages(group, blocks)
-        draft.patch(group, np.array(rows, np.int32), np.array(columns, np.int32), pages)
+        draft.patch(group, rows.astype(np.int32), columns.astype(np.int32), pages)
         draft.zero(group, pages)
 
-    def lasts(self, rows: Sequence[int]) -> list[int]:
+    def lasts(self, rows: IndexArray) -> IndexArray:
         """Return the tokens each of `rows` has when it next needs or gives up a block."""
-        fields = self._rows
         lines = []
-        for window, size, columns, first in zip(
-            self.windows, self.block_tokens, fields.columns, fields.first, strict=True
+        for lasting, size, columns, first in zip(
+            self._lasting, self._sizes, self._rows.columns, self._rows.first, strict=True
         ):
-            lines.append([columns[row] * size for row in rows])
-            if window is not None:
-                lines.append([(first[row] + 1) * size + window - 1 for row in rows])
-        return lines[0] if len(lines) == 1 else list(map(min, *lines))
+            lines.append(columns[rows] * size)
+            if lasting is not None:
+                lines.append(first[rows] * size + lasting)
+        return reduce(np.minimum, lines)
 
     def adopt(
         self, group: int, rows: IndexArray, columns: IndexArray, blocks: IndexArray, draft: Draft
@@ -320,7 +331,7 @@ class BlockTables:
     def close(self, row: int) -> None:
         """Release everything `row` holds, last block first."""
         for group, table in enumerate(self.table):
-            blocks = table[row, : self._rows.columns[group][row]]
+            blocks = table[row, : self._rows.columns_of[group][row]]
             held = blocks[blocks > 0][::-1]
             if len(held):
                 self._pool.release(held, int(self._rows.epoch[row]))
@@ -337,8 +348,18 @@ class BlockTables:
                 raise InvariantError(f"a block of another group is in the table of group {group}")
             np.add.at(held, blocks, 1)
             for row, owner in enumerate(self._rows.owners):
-                count = self._rows.columns[group][row] if owner is not None else 0
+                count = self._rows.columns_of[group][row] if owner is not None else 0
                 if table[row, count:].any():
                     raise InvariantError(f"row {row} has blocks beyond its last column")
         if not np.array_equal(held, self._pool.refs):
             raise InvariantError("a block's holds are not those of the tables")
+
+
+def _spread(
+    rows: IndexArray, first: IndexArray, counts: IndexArray
+) -> tuple[IndexArray, IndexArray]:
+    """Return rows and columns of the cells `first[i]` … `first[i]+counts[i]-1` of `rows[i]`."""
+    if np.count_nonzero(counts == ONE) == len(counts):
+        return rows, first
+    starts = np.repeat(np.cumsum(counts) - counts, counts)
+    return np.repeat(rows, counts), np.repeat(first, counts) + np.arange(len(starts)) - starts
