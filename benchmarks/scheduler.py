@@ -46,6 +46,9 @@ BARS = {
 }
 """Of each table's rows: microseconds, and times faster than the C++ scheduler."""
 
+GROWN = 1.3
+"""How much more a round may cost in a larger pool or later on; the rest is noise."""
+
 now = time.thread_time_ns
 PAGE = 16
 
@@ -76,9 +79,11 @@ def config(rows: int, pages: int, window: int | None = None, **changes) -> Sched
     )
 
 
-def ours_steady(rows: int, rounds: int, window: int | None = None) -> dict[str, float]:
+def ours_steady(
+    rows: int, rounds: int, window: int | None = None, pages: int = 120_000
+) -> dict[str, float]:
     """Plan and commit of `rows` decodes, prompts of about 512 tokens, hashing on."""
-    scheduler = Scheduler(config(rows, 120_000, window))
+    scheduler = Scheduler(config(rows, pages, window))
     rng = np.random.default_rng(0)
     scheduler.submit(
         [
@@ -404,6 +409,29 @@ def churn(quick: bool) -> list[dict[str, object]]:
     return lines
 
 
+def growth(quick: bool) -> list[dict[str, object]]:
+    """What rounds cost in pools of different sizes, and when more and more have gone before."""
+    lines: list[dict[str, object]] = []
+    for pages in (5_000, 50_000, 500_000):
+        total = min(ours_steady(64, 100 if quick else 400, None, pages)["total"] for _ in range(3))
+        lines.append({"what": f"64 decodes, {pages} pages", "total": total})
+    driver = OursUnderChurn(0.25)
+    driven = 0
+    for behind in (2000, 3000) if quick else (2000, 4000, 8000):  # the pool is full by the first
+        for _ in range(behind - driven):
+            driver.round()
+        took = [driver.round()[0] for _ in range(500)]
+        driven = behind + 500
+        total = float(np.percentile(took, 25)) / 1e3
+        lines.append({"what": f"churn behind {behind} rounds", "total": total})
+    for line in lines:
+        first = lines[0 if line in lines[:3] else 3]
+        line["by the first"] = line["total"] / first["total"]
+        line["bar"] = "1.3 x"
+        line["holds"] = _yes(line["by the first"] <= GROWN)
+    return lines
+
+
 def flat_memory(rounds: int) -> None:
     """Print how this process grows over `rounds` rounds of churn, ten times."""
     driver = OursUnderChurn(0.25)
@@ -468,6 +496,7 @@ def main() -> None:
         "admission with a cached prefix": lambda: hits(args.quick),
         "hashing a prompt's pages, off the loop": lambda: hashing(args.quick),
         "churn": lambda: churn(args.quick),
+        "cost by pool and by uptime": lambda: growth(args.quick),
     }
     figures = {}
     for title, measure in parts.items():
