@@ -225,7 +225,20 @@ class PagedPlane:
             counts=counts,
             nan_indices=np.array(faulty, np.int32),
             logprobs=_logprobs(dispatch.logprobs, sampled, counts),
+            prompt_logprobs=self._prompt_logprobs(dispatch.logprobs, batch),
         )
+
+    def _prompt_logprobs(self, asked: LogprobPlan | None, batch: Batch) -> tuple[RowLogprobs, ...]:
+        """Return made-up log probabilities of prompts: that of token t is -t."""
+        told = []
+        for index in () if asked is None else asked.prompts.tolist():
+            request = self._reader(batch, index)
+            start = int(batch.prefix_lengths[index])
+            end = min(start + int(batch.input_lengths[index]), request.prompt_tokens - 1)
+            first = max(start, request.prompt_logprobs_from)
+            tokens = request.prompt_ids[first + 1 : end + 1].tolist()
+            told.append(RowLogprobs(index, tuple(-float(token) for token in tokens)))
+        return tuple(told)
 
     def _reader(self, batch: Batch, index: int) -> Admission:
         """Return the request a batch's row serves, which must be the one it was planned for."""

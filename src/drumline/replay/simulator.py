@@ -169,6 +169,8 @@ class Simulation:
         ignore_eos: bool = False,
         min_new_tokens: int = 0,
         top_logprobs: int | None = None,
+        prompt_logprobs_from: int = -1,
+        deadline_us: int = 0,
         grammar: GrammarKey | None = None,
     ) -> None:
         """Send a request; it arrives in the next round."""
@@ -184,8 +186,10 @@ class Simulation:
                     stop_token_ids=stop_token_ids,
                     ignore_eos=ignore_eos,
                     stream=stream,
-                    return_logprob=top_logprobs is not None,
+                    return_logprob=top_logprobs is not None or prompt_logprobs_from >= 0,
                     top_logprobs=top_logprobs or 0,
+                    prompt_logprobs_from=prompt_logprobs_from,
+                    deadline_us=deadline_us,
                     grammar=grammar,
                     page_digests=page_digests(ids, self.specs.prefix_granularity),
                 )

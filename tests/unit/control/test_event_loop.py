@@ -366,3 +366,39 @@ def test_the_time_a_forward_takes_is_told_as_the_requests_time(sim, caplog, monk
     for name in ("prefill_ms", "ttft_ms", "total_ms"):
         told = float(line.split(f"{name}=")[1].split(",")[0])
         assert told >= 50, line
+
+
+def test_a_prompt_is_told_of_once_and_whole_however_it_was_cut(sim):
+    long = list(range(1, 101))
+    sim.submit("whole", long, max_new_tokens=3, ignore_eos=True, prompt_logprobs_from=0)
+    sim.submit("rest", long, max_new_tokens=3, ignore_eos=True, prompt_logprobs_from=40)
+    sim.submit("last", PROMPT, max_new_tokens=3, ignore_eos=True, prompt_logprobs_from=12)
+    sim.submit("held", PROMPT, max_new_tokens=3, prompt_logprobs_from=3, stream=False)
+    sim.submit("gone", long, max_new_tokens=3, prompt_logprobs_from=3)
+    sim.submit("none", long, max_new_tokens=3, ignore_eos=True, top_logprobs=1)
+    sim.run(2)
+    sim.abort("gone")
+    sim.run_until_idle()
+    for rid, prompt, start in (
+        ("whole", long, 0),
+        ("rest", long, 40),
+        ("last", PROMPT, 12),
+        ("held", PROMPT, 3),
+    ):
+        told = sim.answer(rid).prompt
+        assert told.ids == prompt[start:]
+        assert told.logprobs == [None, *(-float(token) for token in prompt[start + 1 :])]
+    assert sim.answer("gone").prompt is sim.answer("none").prompt is None
+
+
+def test_a_deadline_ends_who_runs_and_who_waits_and_nobody_else(sim):
+    for which in range(12):  # more than there are rows
+        late = 20_500 if which % 2 else 0
+        sim.submit(f"{which}", PROMPT, max_new_tokens=60, ignore_eos=True, deadline_us=late)
+    sim.run_until_idle()
+    for which in range(12):
+        told = sim.answer(f"{which}")
+        assert told.finished == ("abort" if which % 2 else "length")
+        if which % 2:
+            assert told.details["status_code"] == 408
+            assert len(told.ids) < 25

@@ -237,6 +237,12 @@ async def test_a_refusal_by_the_engine_keeps_its_status(embedded):
                 response = await it.chat(stream=stream)
                 assert response.status_code == status
                 assert response.json()["error"]["message"] == details["message"]
+        counted = [
+            line
+            for line in (await it.http.get("/metrics")).text.splitlines()
+            if line.startswith("tokenspeed:num_nan_aborted_requests_total")
+        ]
+        assert [line.split()[-1] for line in counted] == ["2.0"]
 
 
 @run
