@@ -97,5 +97,6 @@ def test_every_schema_of_the_public_suite_is_refused_or_yields_what_validates(
         (RESULTS / f"walks-{library.name}.json").write_text(json.dumps(figures) + "\n")
     assert not wrong, "\n".join([f"{figures}:", *wrong])
     assert ended >= 0.95 * walks, endless
-    unnamed = [why for why in refused if " at #" not in why]
+    # A library may not know a format that another one does, which it names.
+    unnamed = [why for why in refused if " at #" not in why and "format" not in why]
     assert not unnamed, "\n".join(unnamed)

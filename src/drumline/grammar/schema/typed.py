@@ -195,7 +195,9 @@ def _pattern(pattern: Any, word: str, at: str) -> str:
         check_pattern(pattern)
     except RefusedGrammarError as error:
         raise refused(at, f"{word}: {error}") from None
-    return pattern
+    # One compiler matches it as a whole, another anywhere in a string: then an answer that
+    # began otherwise may never come to it.
+    return pattern if "^" in pattern or "$" in pattern else f"^(?:{pattern})$"
 
 
 def _integer(flat: Schema, at: str) -> Schema:
