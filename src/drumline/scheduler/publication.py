@@ -145,12 +145,9 @@ class Publication:
         if passed <= 0:
             return own
         own = own.copy()
-        end = min(promotion // self._size * slots - first * slots, passed)
-        if end > 0:
-            start = max(tables.first_column(group, promotion) - first * slots, 0)
-            own[:start] = own[end:passed] = 0
-        else:
-            own[:passed] = 0
+        end = max(min(promotion // self._size * slots - first * slots, passed), 0)
+        start = min(max(tables.first_column(group, promotion) - first * slots, 0), end)
+        own[:start] = own[end:passed] = 0
         return own
 
     def _carried(self, row: int, tokens: int) -> list[int]:

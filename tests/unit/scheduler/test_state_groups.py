@@ -7,6 +7,7 @@ from scheduler_rig import Rig, sampled
 from drumline.contract.cache import LoadBack, Restore, Snapshot
 from drumline.contract.specs import AttentionKind, CacheGroup
 from drumline.core.errors import ConfigError
+from drumline.core.hashing import page_digests
 
 FULL = CacheGroup(group_id="full", block_tokens=4)
 STATE = CacheGroup(group_id="state", kind=AttentionKind.STATE, block_tokens=0)
@@ -136,6 +137,25 @@ def test_the_third_request_of_a_prefix_hits_what_windows_look_back_on_there():
     assert plan.batch.input_lengths[0] == 26, "no chunk stops for windows"
     rig.round()
     assert found(rig, "c", [*range(16), 90, 91]) == 16
+
+
+@pytest.mark.parametrize("budget", [6, 12, 64])
+def test_chunks_keep_what_windows_look_back_on_at_their_ends_and_where_it_is_promoted(budget):
+    rig = Rig(groups=(FULL, WINDOW), max_scheduled_tokens=budget)
+    for rid, more in (("a", range(70, 90)), ("b", range(90, 110))):
+        rig.submit(rid, [*range(16), *more])
+        ends = set()
+        for _ in range(8):
+            batch = rig.round().batch
+            ends.add(int(batch.prefix_lengths[0] + batch.input_lengths[0]))
+        rig.abort(rid)
+    index, group = rig.scheduler._index, 1
+    digests = page_digests(np.array([*range(16), *range(90, 110)], np.int32), 4)
+    for tokens in (end for end in {*ends, 16} if end % 4 == 0 and end <= 36):
+        for page in range((tokens - 5) // 4, tokens // 4):
+            node = index.find(digests[32 * page : 32 * page + 32])
+            assert index.blocks[group][node, 0], f"page {page}, which a window at {tokens} reads"
+    assert found(rig, "c", [*range(16), 50, 51]) == 16
 
 
 def test_windows_and_states_are_promoted_together():
