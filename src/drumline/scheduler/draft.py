@@ -2,7 +2,9 @@
 
 from collections.abc import Sequence
 
+import msgspec
 import numpy as np
+from msgspec import Struct
 
 from drumline.contract.arrays import IntArray
 from drumline.contract.cache import BlockMoves, CacheOp
@@ -20,6 +22,14 @@ from drumline.contract.plan import (
 from drumline.contract.storage import StorageOp
 
 
+class _Elsewhere(Struct):
+    """What storage workers and peers are to do."""
+
+    storage_ops: list[StorageOp]
+    remote_prefills: list[RemotePrefill]
+    remote_decodes: list[RemoteDecode]
+
+
 class Draft:
     """Collects one plan. Arrays that are added belong to the plan from then on."""
 
@@ -28,10 +38,8 @@ class Draft:
         "_bound",
         "_cache_ops",
         "_copies",
+        "_elsewhere",
         "_patches",
-        "_remote_decodes",
-        "_remote_prefills",
-        "_storage_ops",
         "_zeroes",
         "round",
     )
@@ -40,9 +48,7 @@ class Draft:
         self.round = number
         self._bound: list[Bound] = []
         self._cache_ops: list[CacheOp] = []
-        self._storage_ops: list[StorageOp] = []
-        self._remote_prefills: list[RemotePrefill] = []
-        self._remote_decodes: list[RemoteDecode] = []
+        self._elsewhere: _Elsewhere | None = None
         self._aborts: list[PlanAbort] = []
         self._patches: dict[int, list[tuple[IntArray, ...]]] = {}
         self._zeroes: dict[int, list[tuple[IntArray, ...]]] = {}
@@ -64,13 +70,18 @@ class Draft:
         self._cache_ops.append(op)
 
     def storage(self, op: StorageOp) -> None:
-        self._storage_ops.append(op)
+        self._others().storage_ops.append(op)
 
     def remote_prefill(self, row: RemotePrefill) -> None:
-        self._remote_prefills.append(row)
+        self._others().remote_prefills.append(row)
 
     def remote_decode(self, row: RemoteDecode) -> None:
-        self._remote_decodes.append(row)
+        self._others().remote_decodes.append(row)
+
+    def _others(self) -> _Elsewhere:
+        if self._elsewhere is None:
+            self._elsewhere = _Elsewhere([], [], [])
+        return self._elsewhere
 
     def abort(self, rid: str, reason: AbortReason, detail: str) -> None:
         self._aborts.append(PlanAbort(rid, reason, detail))
@@ -92,7 +103,7 @@ class Draft:
             copies = tuple(
                 [BlockMoves(group, *_joined(parts)) for group, parts in self._copies.items()]
             )
-        return Plan(
+        plan = Plan(
             round=self.round,
             batch=batch,
             bound=tuple(self._bound),
@@ -101,9 +112,14 @@ class Draft:
             copies=copies,
             aborts=tuple(self._aborts),
             cache_ops=tuple(self._cache_ops),
-            storage_ops=tuple(self._storage_ops),
-            remote_prefills=tuple(self._remote_prefills),
-            remote_decodes=tuple(self._remote_decodes),
+        )
+        if self._elsewhere is None:
+            return plan
+        return msgspec.structs.replace(
+            plan,
+            storage_ops=tuple(self._elsewhere.storage_ops),
+            remote_prefills=tuple(self._elsewhere.remote_prefills),
+            remote_decodes=tuple(self._elsewhere.remote_decodes),
         )
 
 
