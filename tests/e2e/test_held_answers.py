@@ -155,3 +155,11 @@ def wait_until(holds, shown, limit_s: float = 60) -> None:
     while not holds():
         assert time.monotonic() < deadline, shown()
         time.sleep(0.1)
+
+
+def test_a_model_is_made_to_call_a_tool(client):
+    tool = {"type": "function", "function": {"name": "introduce", "parameters": PERSON}}
+    choice = ask(client, tools=[tool], tool_choice="required", temperature=0)
+    (call,) = choice.message.tool_calls
+    assert (choice.finish_reason, call.function.name) == ("tool_calls", "introduce")
+    jsonschema.validate(json.loads(call.function.arguments), PERSON)

@@ -8,8 +8,6 @@ _NO_STAGES = "there are no pipeline stages and no expert-parallel ranks in this 
 _ONE_MACHINE = "an engine runs on one machine in this version"
 _CHECKPOINT = "leave it out, the checkpoint says it"
 _TOKENIZER = "the tokenizer is the checkpoint's own"
-_NO_TOOLS = "tool calls are not parsed in this version; answers come as text"
-_NO_REASONING = "reasoning is not told apart in this version; it stands in the answer's text"
 _NO_ADAPTERS = "adapters are not loaded; merge them into the checkpoint"
 _NO_EMBEDDINGS = "models that only embed are not served"
 _NO_DRAFTS = "there is no speculation in this version"
@@ -50,9 +48,6 @@ EQUIVALENTS: dict[str, str] = {
     "--generation-config": _CHECKPOINT,
     "--kv-cache-dtype": _KV_DTYPE,
     "--attention-backend": _BY_DEVICE,
-    "--reasoning-parser": _NO_REASONING,
-    "--tool-call-parser": _NO_TOOLS,
-    "--enable-auto-tool-choice": _NO_TOOLS,
     "--enable-lora": _NO_ADAPTERS,
     "--lora-modules": _NO_ADAPTERS,
     "--max-loras": _NO_ADAPTERS,
@@ -109,6 +104,7 @@ EQUIVALENTS: dict[str, str] = {
 
 IGNORED: dict[str, str] = {
     "--enable-log-requests": "a line without the text is logged per request; see --log-level",
+    "--enable-auto-tool-choice": "tools are always taken where the model's chat template has them",
     "--enable-metrics": "metrics are always on, see /metrics",
     "--enforce-eager": "there are no graphs to capture on a CPU",
     "--disable-cuda-graph": "there are no graphs to capture on a CPU",

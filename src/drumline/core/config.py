@@ -71,6 +71,29 @@ class LogLevel(StrEnum):
     ERROR = "error"
 
 
+class ToolCallParser(StrEnum):
+    """How a model writes its calls of tools, under the names that other engines have for it."""
+
+    AUTO = "auto"
+    NONE = "none"
+    HERMES = "hermes"
+    QWEN = "qwen"
+    QWEN25 = "qwen25"
+    LLAMA3 = "llama3"
+    LLAMA3_JSON = "llama3_json"
+    JSON = "json"
+
+
+class ReasoningParser(StrEnum):
+    """How a model sets off its reasoning, under the names that other engines have for it."""
+
+    AUTO = "auto"
+    NONE = "none"
+    THINK = "think"
+    QWEN3 = "qwen3"
+    DEEPSEEK_R1 = "deepseek_r1"
+
+
 class SchedulingPolicy(StrEnum):
     """In which order waiting requests are admitted."""
 
@@ -467,6 +490,20 @@ class ChatConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             "checkpoint's own by default"
         ),
     ] = None
+    tool_call_parser: Annotated[
+        ToolCallParser,
+        Meta(
+            description="how the model writes its calls of tools; auto follows the chat template, "
+            "none leaves them in the text"
+        ),
+    ] = ToolCallParser.AUTO
+    reasoning_parser: Annotated[
+        ReasoningParser,
+        Meta(
+            description="whether the model reasons between <think> and </think>; auto follows the "
+            "chat template, none leaves it in the text"
+        ),
+    ] = ReasoningParser.AUTO
 
 
 class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

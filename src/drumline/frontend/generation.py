@@ -44,6 +44,8 @@ class Asked(Struct, frozen=True, kw_only=True):
     """How many of the likeliest tokens to report at each place; None for none at all."""
     prompt_logprobs: int | None = None
     """As many beside each of the prompt's tokens; None for none at all."""
+    shown: frozenset[int] = frozenset()
+    """Special tokens whose text is part of the answer all the same."""
     data_parallel_rank: int | None = None
     """The engine that is to answer, whatever the others have to do."""
 
@@ -232,7 +234,9 @@ class _Answer:
         self.token_ids: list[int] = []
         self.cached_tokens = 0
         self.ended = False
-        self._detokenizer = Detokenizer(tokenizer, skip_special=sampling.skip_special_tokens)
+        self._detokenizer = Detokenizer(
+            tokenizer, skip_special=sampling.skip_special_tokens, shown=asked.shown
+        )
         self._stops = StopStrings(asked.stops) if asked.stops else None
         self._keeps_stop = asked.keeps_stop
         self.prompt: tuple[TokenLogprob | None, ...] | None = None

@@ -11,6 +11,7 @@ from drumline.frontend.cache_states import CacheStates
 from drumline.frontend.engine_control import EngineControl
 from drumline.frontend.limits import Limits
 from drumline.frontend.live_requests import LiveRequests
+from drumline.frontend.parts.form import form_of
 from drumline.frontend.text.chat_template import ChatTemplate, given_template
 from drumline.frontend.text.prompt_encoder import PromptEncoder
 from drumline.frontend.text.tokenizer import Tokenizer
@@ -85,6 +86,8 @@ class Service:
             if template is not None
             else None
         )
+        self.form = form_of(template, chat)
+        self.mark_ids = tokenizer.special_ids(self.form.marks)
         self.encoder = PromptEncoder(tokenizer)
         self.turns = Turns()
         self.registry = registry or CollectorRegistry()

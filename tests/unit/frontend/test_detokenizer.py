@@ -58,3 +58,10 @@ def test_an_unfinished_character_is_held_back_until_the_end(embedded):
     stream = Detokenizer(embedded)
     assert stream.add([first]) == ""
     assert stream.finish() == "\ufffd"
+
+
+def test_a_special_token_that_is_a_mark_is_shown_and_others_are_not(embedded):
+    marks = embedded.special_ids(("<|im_start|>", "Hi", "no token at all"))
+    assert len(marks) == 1
+    ids = embedded.encode("<|im_start|>Hi<|im_end|>", add_special=False)
+    assert Detokenizer(embedded, shown=marks).add(ids) == "<|im_start|>Hi"

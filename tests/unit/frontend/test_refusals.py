@@ -12,6 +12,8 @@ from drumline.core.config import ServerConfig
 
 USER = {"role": "user", "content": "Hi"}
 
+TOOL = {"type": "function", "function": {"name": "clock"}}
+
 BAD_CHATS = [
     ({"messages": []}, "messages", "empty_array"),
     ({"messages": None}, "messages", "invalid_type"),
@@ -76,8 +78,19 @@ BAD_CHATS = [
     ({"structured_outputs": {"choice": "a"}}, "structured_outputs", "invalid_value"),
     ({"structured_outputs": {"regex": ["a"]}}, "structured_outputs", "invalid_value"),
     ({"guided_choice": [3]}, "guided_choice[0]", "invalid_type"),
-    ({"tools": [{"type": "function"}]}, "tools", "unsupported_parameter"),
-    ({"tool_choice": "required"}, "tool_choice", "unsupported_parameter"),
+    ({"tools": [{"type": "function"}]}, "tools[0].function", "missing_required_parameter"),
+    ({"tools": [{"type": "web_search"}]}, "tools[0].type", "invalid_value"),
+    ({"tools": [TOOL]}, "tools", "tools_not_in_template"),
+    ({"tools": [TOOL, TOOL]}, "tools[1].function.name", "invalid_value"),
+    ({"tools": [TOOL] * 129}, "tools", "array_above_max_length"),
+    ({"tools": [TOOL], "tool_choice": "always"}, "tool_choice", "invalid_value"),
+    ({"tools": [TOOL], "tool_choice": {"type": "function"}}, "tool_choice", "invalid_value"),
+    ({"tools": [TOOL], "tool_choice": "required", "regex": "a"}, "tool_choice",
+     "invalid_combination"),
+    ({"tool_choice": "required"}, "tool_choice", "invalid_value"),
+    ({"messages": [{"role": "assistant", "tool_calls": [
+        {"id": "a", "type": "function", "function": {"name": "x", "arguments": "[1"}}]}]},
+     "messages[0].tool_calls[0].function.arguments", "invalid_json"),
     ({"bad_words": ["no"]}, "bad_words", "unsupported_parameter"),
     ({"prompt_logprobs": 0}, "prompt_logprobs", "unsupported_parameter"),
     ({"regex": "a", "ebnf": "b"}, "ebnf", "invalid_value"),

@@ -45,7 +45,7 @@ class Refused(Struct, frozen=True):
         )
 
 
-_NO_TOOLS = "tool calls are not supported"
+_OLD_TOOLS = "use tools and tool_choice"
 _NO_LOGPROBS = "log probabilities of prompts are not reported"
 _NO_IDS = "token ids are not reported; logprobs has the tokens as bytes"
 _NO_SAMPLER = "there is no such sampler here; temperature, top_p, top_k and min_p shape the draw"
@@ -58,10 +58,8 @@ _TEXT_ONLY = "answers are text"
 
 REFUSED: dict[str, Refused] = {
     # OpenAI
-    "tools": Refused(_NO_TOOLS),
-    "tool_choice": Refused(_NO_TOOLS, ("none", "auto")),
-    "functions": Refused(_NO_TOOLS),
-    "function_call": Refused(_NO_TOOLS, ("none", "auto")),
+    "functions": Refused(_OLD_TOOLS),
+    "function_call": Refused(_OLD_TOOLS, ("none", "auto")),
     "modalities": Refused(_TEXT_ONLY, (["text"],)),
     "audio": Refused(_TEXT_ONLY),
     "web_search_options": Refused("nothing is searched"),
@@ -137,11 +135,8 @@ IGNORED: dict[str, str] = {
     "prompt_cache_key": "prefixes are found by their content",
     "prompt_cache_retention": "prefixes stay while there is room",
     "prediction": "it would only save time",
-    "parallel_tool_calls": "there are no tool calls",
     "reasoning": "use reasoning_effort",
-    "include_reasoning": "reasoning stands in the text",
-    "separate_reasoning": "reasoning stands in the text",
-    "stream_reasoning": "reasoning stands in the text",
+    "stream_reasoning": "reasoning is streamed as the rest of an answer is",
     "guided_decoding_backend": "the operator chose one",
     "detokenize": "replies are text",
     "request_id": "send it as X-Request-Id",

@@ -62,14 +62,46 @@ class ContentPart(Struct):
     text: str | None = None
 
 
+class CalledFunction(Struct):
+    """What a call calls; its arguments are the text of a JSON object."""
+
+    name: str
+    arguments: str | dict[str, Any] = "{}"
+
+
+class ToolCall(Struct):
+    """A call of a tool, in an answer and in the messages that repeat it."""
+
+    function: CalledFunction
+    id: str | None = None
+    type: str = "function"
+
+
 class Message(Struct):
     """One turn of a conversation."""
 
     role: str
     content: str | list[ContentPart] | None = None
     name: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
+    tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
+    reasoning_content: str | None = None
+
+
+class FunctionDefinition(Struct):
+    """A function that the model may call."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ToolDefinition(Struct):
+    """A tool that the model may use."""
+
+    type: str
+    function: FunctionDefinition | None = None
 
 
 class ChatRequest(SamplingFields, kw_only=True):
@@ -82,6 +114,11 @@ class ChatRequest(SamplingFields, kw_only=True):
     reasoning_effort: str | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    tools: list[ToolDefinition] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    separate_reasoning: bool | None = None
+    include_reasoning: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
 
@@ -133,9 +170,11 @@ class ChatLogprobs(Struct):
 class AssistantMessage(Struct):
     """A whole answer."""
 
-    content: str
+    content: str | None
     role: str = "assistant"
     refusal: None = None
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class ChatChoice(Struct):
@@ -159,11 +198,29 @@ class ChatBody(Struct):
     object: str = "chat.completion"
 
 
+class FunctionDelta(Struct):
+    """What a chunk adds to a call's function; the name comes once."""
+
+    arguments: str
+    name: str | UnsetType = UNSET
+
+
+class ToolCallDelta(Struct):
+    """What a chunk adds to a call; all but the first have its index and arguments alone."""
+
+    index: int
+    function: FunctionDelta
+    id: str | UnsetType = UNSET
+    type: str | UnsetType = UNSET
+
+
 class ChatDelta(Struct):
     """What a chunk adds to an answer."""
 
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
 
 
 class ChatChunkChoice(Struct):

@@ -17,11 +17,19 @@ _Utf8Decoder = codecs.getincrementaldecoder("utf-8")
 class Detokenizer:
     """The text of one stream of generated ids."""
 
-    __slots__ = ("_at_start", "_skip_special", "_tokenizer", "_utf8")
+    __slots__ = ("_at_start", "_shown", "_skip_special", "_tokenizer", "_utf8")
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special: bool = True) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        skip_special: bool = True,
+        shown: frozenset[int] = frozenset(),
+    ) -> None:
+        """Decode with `tokenizer`; of special tokens that are skipped, keep those `shown`."""
         self._tokenizer = tokenizer
         self._skip_special = skip_special
+        self._shown = shown
         self._utf8 = _Utf8Decoder("replace")
         self._at_start = tokenizer.facts.drops_first_space
 
@@ -31,7 +39,10 @@ class Detokenizer:
         piece = tokenizer.piece
         if self._skip_special:
             is_special = tokenizer.is_special
-            data = b"".join([piece(id_) for id_ in token_ids if not is_special(id_)])
+            shown = self._shown
+            data = b"".join(
+                [piece(id_) for id_ in token_ids if id_ in shown or not is_special(id_)]
+            )
         else:
             data = b"".join(map(piece, token_ids))
         return self._stripped(self._utf8.decode(data))

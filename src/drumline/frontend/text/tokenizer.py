@@ -4,6 +4,8 @@ It wraps a `tokenizers` pipeline that `gguf_tokenizer` or `directory_tokenizer`
 built. It does not know where the pipeline came from, and loads no torch.
 """
 
+from collections.abc import Iterable
+
 import tokenizers
 from msgspec import Struct
 
@@ -87,6 +89,11 @@ class Tokenizer:
     def is_special(self, token_id: int) -> bool:
         """Whether the id marks structure and is no text."""
         return token_id in self._special
+
+    def special_ids(self, texts: Iterable[str]) -> frozenset[int]:
+        """Return the ids of those `texts` that are special tokens."""
+        found = (self._pipeline.token_to_id(text) for text in texts)
+        return frozenset(id_ for id_ in found if id_ in self._special)
 
     def piece(self, token_id: int) -> bytes:
         """Return the bytes the id stands for; none for an id outside the vocabulary."""
