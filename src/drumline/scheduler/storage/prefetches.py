@@ -49,6 +49,7 @@ class Prefetches:
 
     __slots__ = (
         "_back",
+        "_coming",
         "_fetches",
         "_held",
         "_host",
@@ -87,6 +88,8 @@ class Prefetches:
         self._known = known
         self._unasked: dict[str, Request] = {}
         self._held: dict[str, _Held] = {}
+        self._coming: set[bytes] = set()
+        """The pages that are being fetched, as of the newest plan, where anybody is held up."""
         self._fetches: dict[str, Fetch] = {}
         self._back: dict[str, Request] = {}
         """Who waits for storage no longer, until the next plan."""
@@ -146,6 +149,7 @@ class Prefetches:
             self._held.clear()
         elif allowed and self._unasked:
             self._ask_some(aside, draft)
+        self._coming = self._fetched() if self._held else set()
         return Turns(aside, back)
 
     def _review(self, fetch: Fetch, *, pressed: bool) -> None:
@@ -188,7 +192,7 @@ class Prefetches:
     # -- asking -------------------------------------------------------------------
 
     def _ask_some(self, aside: list[Request], draft: Draft) -> None:
-        coming = self._coming()
+        coming = self._fetched()
         for request in list(self._unasked.values()):
             if len(self._operations) >= self._limits.max_operations:
                 return
@@ -207,14 +211,14 @@ class Prefetches:
             self._pass_over(request.rid)
             fetch.op_id = self._operations.query(fetch.keys, partial(self._answered, fetch), draft)
             self._fetches[request.rid] = fetch
-            coming.update({key.digest: request.rid for key in fetch.keys})
+            coming.update(key.digest for key in fetch.keys)
             aside.append(request)
 
-    def _coming(self) -> dict[bytes, str]:
-        """Return the pages that are being fetched, and for whom."""
+    def _fetched(self) -> set[bytes]:
+        """Return the pages that are asked for or being read."""
         return {
-            key.digest: rid
-            for rid, fetch in self._fetches.items()
+            key.digest
+            for fetch in self._fetches.values()
             if fetch.stage is not Stage.READY
             for key in fetch.keys
         }
@@ -224,7 +228,7 @@ class Prefetches:
         held = self._held.get(request.rid)
         if held is None or held.digest != digest or self._now_us >= held.until_us:
             return False
-        return digest in self._coming()
+        return digest in self._coming
 
     def _wanted(self, request: Request) -> Fetch | None:
         """Return what to ask for of a prompt; None where too little of it is missing."""
