@@ -108,7 +108,11 @@ async def served(
             )
         )
         try:
-            await ready.wait()
+            begun = asyncio.create_task(ready.wait())
+            await asyncio.wait((begun, serving), return_when=asyncio.FIRST_COMPLETED)
+            if serving.done():
+                begun.cancel()
+                serving.result()  # why it did not begin
             async with httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S, verify=False) as http:
                 yield Served(url, http, service, fakes, stop, serving)
         finally:

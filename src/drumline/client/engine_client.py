@@ -205,6 +205,11 @@ class EngineClient:
         )
 
     @property
+    def engines(self) -> int:
+        """How many engines the group has."""
+        return self._engines
+
+    @property
     def in_flight(self) -> int:
         """Requests whose streams have not ended."""
         return len(self._streams)
@@ -246,6 +251,11 @@ class EngineClient:
             ) from None
         finally:
             self._calls.forget(call_id, self._engines)
+
+    def cancel(self, stream: Stream) -> None:
+        """Have a request ended; its stream stays open for what the engine says of that."""
+        if not stream.ended:
+            self._send(stream.engine_index, abort_frames([stream.rid]))
 
     def _abort(self, stream: Stream) -> None:
         self._forget(stream)

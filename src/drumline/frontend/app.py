@@ -6,7 +6,10 @@ with uvicorn, uvloop and httptools (CPU per request, 2 cores): one chat reply 17
 here, 247 µs in Litestar; a stream of 64 events 1.03 ms and 1.08 ms.
 """
 
+from collections.abc import Sequence
+
 import msgspec
+from msgspec import Struct
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route, Router
@@ -16,18 +19,23 @@ from drumline.core.version import VERSION
 from drumline.frontend.access import Access, Keys
 from drumline.frontend.control_routes import control_routes
 from drumline.frontend.health import health_of
+from drumline.frontend.native.aborts import AbortRequest, Aborts
+from drumline.frontend.native.generate import GenerateCall, GenerateRequest
+from drumline.frontend.native.state import State
+from drumline.frontend.native.tokens import DetokenizeRequest, TokenizeRequest, Tokens
 from drumline.frontend.openai.chat import ChatCall
 from drumline.frontend.openai.completions import CompletionCall
-from drumline.frontend.openai.endpoint import GeneratingEndpoint
+from drumline.frontend.openai.endpoint import Decode, GeneratingEndpoint
 from drumline.frontend.openai.schema import (
     ChatRequest,
     CompletionRequest,
     ModelBody,
     ModelList,
 )
+from drumline.frontend.openapi import Entry, document, page
 from drumline.frontend.service import Service
 from drumline.frontend.web.reply import Reply
-from drumline.frontend.web.routes import Only, Plain, unknown_path
+from drumline.frontend.web.routes import Only, Plain, Reading, unknown_path
 
 _encode = msgspec.json.Encoder().encode
 
@@ -38,10 +46,16 @@ def create_app(service: Service) -> ASGIApp:
     Raises ConfigError for keys that cannot be read.
     """
     keys = Keys.of(service.server)
+    entries = _entries(service)
+    told = _Told(entries)
+    entries += [
+        Entry("GET", "/openapi.json", Access.OPEN, Plain(told.document), "these routes, for tools"),
+        Entry("GET", "/docs", Access.OPEN, Plain(told.page), "these routes, for people"),
+    ]
     router = Router(
         routes=[
-            Route(path, Only(methods.split(), keys.guarded(access, app)))
-            for methods, path, access, app in _routes(service)
+            Route(entry.path, Only(entry.methods.split(), keys.guarded(entry.access, entry.app)))
+            for entry in entries
         ],
         redirect_slashes=False,
         default=Plain(unknown_path),
@@ -59,28 +73,85 @@ def create_app(service: Service) -> ASGIApp:
     )
 
 
-def _routes(service: Service) -> list[tuple[str, str, Access, ASGIApp]]:
-    """Return every route: its methods, its path, who may call it, and what answers it."""
-    show = _Showing(service)
-    control = [
-        (methods, path, Access.CONTROL, app) for methods, path, app in control_routes(service)
-    ]
-    chat = GeneratingEndpoint(service, ChatCall, ChatRequest, "chatcmpl")
-    completions = GeneratingEndpoint(service, CompletionCall, CompletionRequest, "cmpl")
+def _entries(service: Service) -> list[Entry]:
+    """Return every route that does something."""
+    return [*_model_routes(service), *_probes(service), *_control_routes(service)]
+
+
+def _model_routes(service: Service) -> list[Entry]:
+    show, tokens, state = _Showing(service), Tokens(service), State(service)
+    limit = service.server.max_body_bytes
+    tokenize, detokenize = Reading(limit, tokens.tokenize), Reading(limit, tokens.detokenize)
+    info, client = Plain(state.server_info), Access.CLIENT
     return [
-        ("POST", "/v1/chat/completions", Access.CLIENT, chat),
-        ("POST", "/v1/completions", Access.CLIENT, completions),
-        ("GET", "/v1/models", Access.CLIENT, Plain(show.models)),
-        ("GET", "/v1/models/{model:path}", Access.CLIENT, Plain(show.model)),
-        ("GET", "/health", Access.OPEN, Plain(show.health)),
-        ("GET", "/metrics", Access.OPEN, Plain(show.metrics)),
-        ("GET", "/version", Access.OPEN, Plain(show.version)),
-        ("GET", "/debug/kv", Access.CLIENT, Plain(show.caches)),
-        *control,
+        _text(service, "/v1/chat/completions", ChatCall, ChatRequest, "chatcmpl"),
+        _text(service, "/v1/completions", CompletionCall, CompletionRequest, "cmpl"),
+        _text(service, "/generate", GenerateCall, GenerateRequest, "gen"),
+        *(
+            Entry("POST", prefix + path, client, app, about, body)
+            for prefix in ("", "/v1")
+            for path, app, about, body in (
+                ("/tokenize", tokenize, "a text's token ids", TokenizeRequest),
+                ("/detokenize", detokenize, "the text of token ids", DetokenizeRequest),
+            )
+        ),
+        Entry("GET", "/v1/models", client, Plain(show.models), "the names of the model"),
+        Entry("GET", "/v1/models/{model:path}", client, Plain(show.model), "one of them"),
+        Entry("GET", "/server_info", client, info, "every setting, and what it came to"),
+        Entry("GET", "/get_server_info", client, info, "the same"),
+        Entry("GET", "/v1/loads", client, Plain(state.loads), "the load of every rank"),
+        Entry("GET", "/debug/kv", client, Plain(show.caches), "where every KV page is"),
     ]
 
 
-class _Version(msgspec.Struct):
+def _text(service: Service, path: str, decode: Decode, body: type[Struct], id_prefix: str) -> Entry:
+    """Return a route that generates, in one dialect."""
+    app = GeneratingEndpoint(service, decode, body, id_prefix)
+    return Entry("POST", path, Access.CLIENT, app, "generate text", body)
+
+
+def _probes(service: Service) -> list[Entry]:
+    show, state = _Showing(service), State(service)
+    ready, alive, probe = Plain(state.readiness), Plain(state.liveness), Access.OPEN
+    return [
+        Entry("GET", "/health", probe, Plain(show.health), "whether engine and server get on"),
+        Entry("GET", "/health_generate", probe, Plain(state.generated), "the same, by a token"),
+        Entry("GET", "/liveness", probe, alive, "whether the server answers"),
+        Entry("GET", "/ping", probe, alive, "the same"),
+        Entry("GET", "/readiness", probe, ready, "whether requests are served"),
+        Entry("GET", "/ready", probe, ready, "the same"),
+        Entry("GET", "/metrics", probe, Plain(show.metrics), "metrics, for Prometheus"),
+        Entry("GET", "/version", probe, Plain(show.version), "versions of server and engine"),
+    ]
+
+
+def _control_routes(service: Service) -> list[Entry]:
+    abort = Reading(service.server.max_body_bytes, Aborts(service).abort)
+    aborts = [
+        Entry("POST", path, Access.CONTROL, abort, "end requests by their ids", AbortRequest)
+        for path in ("/abort_request", "/abort_requests", "/abort")
+    ]
+    return aborts + [
+        Entry(methods, path, Access.CONTROL, app, "steer the engine")
+        for methods, path, app in control_routes(service)
+    ]
+
+
+class _Told:
+    """What is told of the routes themselves."""
+
+    def __init__(self, entries: Sequence[Entry]) -> None:
+        self._document = _encode(document(entries))
+        self._page = page(entries).encode()
+
+    async def document(self, scope: Scope, reply: Reply) -> None:
+        await reply.body(self._document)
+
+    async def page(self, scope: Scope, reply: Reply) -> None:
+        await reply.body(self._page, kind=b"text/html; charset=utf-8")
+
+
+class _Version(Struct):
     version: str
     engine: str
 

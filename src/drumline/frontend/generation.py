@@ -67,6 +67,12 @@ class Piece(Struct, frozen=True):
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     """The stop string or token that matched, or why the engine gave the answer up."""
+    token_ids: Sequence[int] = ()
+    """The tokens it grew by; their text may come in a later piece."""
+    cached_tokens: int = 0
+    """How many of the prompt's tokens were in the prefix cache."""
+    prompt: tuple[TokenLogprob | None, ...] | None = None
+    """What was asked of the prompt's tokens, once, with the first answer to it."""
 
 
 class Usage(Struct):
@@ -101,6 +107,27 @@ class Generation:
             _Answer(index, asked, tokenizer, began)
             for index in range(len(asked.prompts) * asked.choices)
         ]
+        self._streams: list[Stream] = []
+        self._aborted = [False] * len(self._answers)
+
+    @property
+    def answers(self) -> int:
+        """How many answers there will be."""
+        return len(self._answers)
+
+    def abort(self, index: int | None = None) -> int:
+        """Have the engine end an answer, or all; returns how many were still growing.
+
+        Whoever reads the pieces is told with the finish reason `abort`.
+        """
+        ended = 0
+        for each in range(self.answers) if index is None else (index,):
+            if not self._aborted[each] and not self._answers[each].ended:
+                self._aborted[each] = True
+                ended += 1
+                if each < len(self._streams):
+                    self._engine.cancel(self._streams[each])
+        return ended
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
         """Yield the pieces of all answers as they come, each answer's in order.
@@ -108,19 +135,22 @@ class Generation:
         Leaving early aborts what runs. Raises RequestError where the engine refuses or
         breaks off an answer, PeerError when it is gone.
         """
-        streams: list[Stream] = []
+        streams = self._streams
         ended_by = "error"
         try:
             # Grows as it goes: what was submitted before one that fails is aborted below.
             streams.extend(
-                self._engine.submit(self._request(index)) for index in range(len(self._answers))
+                self._engine.submit(self._request(index)) for index in range(self.answers)
             )
+            for index, stream in enumerate(streams):
+                if self._aborted[index]:  # before it had begun
+                    self._engine.cancel(stream)
             async with aclosing(_interleaved(streams)) as deltas:
                 async for index, delta in deltas:
                     piece = self._heard(index, delta)
                     if piece.finish_reason is not None:
                         streams[index].abort()
-                    if piece.text or piece.logprobs or piece.finish_reason is not None:
+                    if piece.token_ids or piece.text or piece.finish_reason is not None:
                         yield piece
         except (GeneratorExit, asyncio.CancelledError):
             ended_by = "disconnect"
@@ -176,7 +206,7 @@ class Generation:
         self.usage.completion_tokens += grown
         if index % self.asked.choices == 0:  # a prompt is computed once for all its answers
             self.usage.cached_tokens += delta.cached_tokens - answer.cached_tokens
-        answer.cached_tokens = delta.cached_tokens
+        answer.cached_tokens = piece.cached_tokens
         if grown:
             if before == 0:
                 self._metrics.first_token((now - answer.began_us) / 1e6)
@@ -254,8 +284,6 @@ class _Answer:
 
     def add(self, delta: Delta) -> Piece:
         """Return what `delta` adds. Raises RequestError where the engine gave the answer up."""
-        if self._prompt_top is not None and delta.input_logprobs:
-            self.prompt = _told_of(delta, self._prompt_top)
         ids = delta.token_ids
         reason = delta.finished_reason
         stop_reason: str | int | None = None
@@ -273,8 +301,7 @@ class _Answer:
                 return self._finished(text, taken, delta, "stop", self._stops.matched)
             taken = len(ids)
         if not reason:
-            self.token_ids += ids[:taken]
-            return Piece(self.index, text, self._logprobs_of(delta, taken))
+            return self._piece(text, taken, delta)
         rest = self._detokenizer.finish()
         if self._stops is not None:
             rest = self._stops.add(rest)
@@ -302,10 +329,33 @@ class _Answer:
         self, text: str, taken: int, delta: Delta, reason: str, stop_reason: str | int | None
     ) -> Piece:
         self.ended = True
-        self.token_ids += delta.token_ids[:taken]
         if self._keeps_stop and isinstance(stop_reason, str) and reason == "stop":
             text += stop_reason
-        return Piece(self.index, text, self._logprobs_of(delta, taken), reason, stop_reason)
+        return self._piece(text, taken, delta, reason, stop_reason)
+
+    def _piece(
+        self,
+        text: str,
+        taken: int,
+        delta: Delta,
+        reason: str | None = None,
+        stop_reason: str | int | None = None,
+    ) -> Piece:
+        ids = delta.token_ids[:taken]
+        self.token_ids += ids
+        told = None
+        if self._prompt_top is not None and delta.input_logprobs:
+            told = self.prompt = _told_of(delta, self._prompt_top)
+        return Piece(
+            self.index,
+            text,
+            self._logprobs_of(delta, taken),
+            reason,
+            stop_reason,
+            ids,
+            delta.cached_tokens,
+            told,
+        )
 
     def _logprobs_of(self, delta: Delta, taken: int) -> tuple[TokenLogprob, ...]:
         most = self._logprobs

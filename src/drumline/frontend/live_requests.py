@@ -1,13 +1,16 @@
 """Which generating requests are being served."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from prometheus_client import Gauge
 
 from drumline.core.errors import RequestError
 from drumline.frontend.web.errors import REQUEST_ID_IN_USE, TOO_MANY, shutting_down
+
+Abort = Callable[[], int]
+"""Ends answers; returns how many were still growing."""
 
 
 class LiveRequests:
@@ -18,6 +21,9 @@ class LiveRequests:
         self._gauge = gauge
         self._most = most
         self._tasks: dict[str, asyncio.Task[None] | None] = {}
+        self._aborts: dict[str, Abort] = {}
+        self._doomed: set[str] = set()
+        """Ids that were to be ended before anything had begun under them."""
         self.draining = False
         """Set while the server stops: what is in flight goes on, nothing else begins."""
         self.broken_off = False
@@ -44,12 +50,7 @@ class LiveRequests:
                 429, f"{self._most} requests are being answered, which is the limit", code=TOO_MANY
             )
         if request_id in self._tasks:
-            raise RequestError(
-                409,
-                f"a request with the id {request_id!r} is in flight",
-                param="X-Request-Id",
-                code=REQUEST_ID_IN_USE,
-            )
+            raise _in_use(request_id, "X-Request-Id")
         if not self._tasks:
             self.idle.clear()
         self._tasks[request_id] = asyncio.current_task()
@@ -58,9 +59,42 @@ class LiveRequests:
             yield
         finally:
             del self._tasks[request_id]
+            self._doomed.discard(request_id)
             self._gauge.dec()
             if not self._tasks:
                 self.idle.set()
+
+    @contextmanager
+    def abortable(self, own: str, aborts: Mapping[str, Abort]) -> Iterator[None]:
+        """Let the request `own` be ended under several ids while it generates.
+
+        Raises RequestError 409 for an id of another request.
+        """
+        for name in aborts:
+            if name in self._aborts or (name != own and name in self._tasks):
+                raise _in_use(name, "rid")
+        self._aborts |= aborts
+        try:
+            if own in self._doomed:
+                aborts[own]()
+            yield
+        finally:
+            for name in aborts:
+                del self._aborts[name]
+
+    def abort(self, name: str) -> int:
+        """End what goes by this id; returns how many answers that were still growing."""
+        known = self._aborts.get(name)
+        if known is not None:
+            return known()
+        if name in self._tasks:
+            self._doomed.add(name)
+            return 1
+        return 0
+
+    def abort_all(self) -> int:
+        """End everything that is being answered; returns how many answers."""
+        return sum([self.abort(name) for name in list(self._tasks)])
 
     def break_off(self) -> None:
         """Cancel everything in flight; who is cancelled finds `broken_off` set."""
@@ -68,3 +102,9 @@ class LiveRequests:
         for task in self._tasks.values():
             if task is not None:
                 task.cancel()
+
+
+def _in_use(name: str, param: str) -> RequestError:
+    return RequestError(
+        409, f"a request with the id {name!r} is in flight", param=param, code=REQUEST_ID_IN_USE
+    )

@@ -5,7 +5,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 
 from drumline.client.engine_client import EngineClient
 from drumline.core.clock import SystemClock
-from drumline.core.config import ChatConfig, ServerConfig
+from drumline.core.config import ChatConfig, Config, ServerConfig
 from drumline.core.errors import RequestError
 from drumline.frontend.cache_states import CacheStates
 from drumline.frontend.engine_control import EngineControl
@@ -35,6 +35,8 @@ class Timings(Struct, frozen=True, kw_only=True):
     """How long engines have to say what is in their caches."""
     control_s: float = 600.0
     """How long a control operation may take, such as a pause that waits for long answers."""
+    probe_s: float = 20.0
+    """How long engines have to make the token that a probe asks for."""
 
 
 class Service:
@@ -50,17 +52,20 @@ class Service:
         *,
         chat: ChatConfig | None = None,
         seed: int | None = None,
+        config: Config | None = None,
         registry: CollectorRegistry | None = None,
         timings: Timings | None = None,
         clock: SystemClock | None = None,
     ) -> None:
         """Serve `engine` under `model_names`, of which the first is the one reported.
 
-        `seed` is that of requests which name none; without it each draws its own.
+        `seed` is that of requests which name none; without it each draws its own. `config` is
+        what the operator chose, as far as that is to be shown.
         Raises ConfigError when the chat template does not compile.
         """
         facts = tokenizer.facts
         self.server = server
+        self.config = config or Config(server=server)
         self.model_names = model_names
         self.engine = engine
         self.registration = registration
@@ -103,6 +108,12 @@ class Service:
     def model(self) -> str:
         """The name under which the model is reported."""
         return self.model_names[0]
+
+    @property
+    def page_tokens(self) -> int:
+        """How many tokens a page of the KV pool holds."""
+        pages, tokens = self.registration.num_gpu_blocks, self.registration.kv_cache_size_tokens
+        return tokens // pages if tokens and pages else self.registration.prefix_granularity
 
     def check_model(self, name: str | None) -> None:
         """Raise RequestError 404 unless `name` is a name of the model, or none at all."""

@@ -69,6 +69,7 @@ class Engine:
             tokenizer,
             chat=self.config.chat,
             seed=model.seed,
+            config=self.config,
         )
 
     async def _registered(self) -> Registration:

@@ -34,11 +34,17 @@ class Answer(Struct):
     logprobs: list[TokenLogprob] = []
     finish_reason: str = ""
     stop_reason: str | int | None = None
+    token_ids: list[int] = []
+    cached_tokens: int = 0
+    prompt: tuple[TokenLogprob | None, ...] | None = None
 
     def add(self, piece: Piece) -> None:
         """Grow by `piece`."""
         self.text += piece.text
         self.logprobs += piece.logprobs
+        self.token_ids += piece.token_ids
+        self.cached_tokens = piece.cached_tokens
+        self.prompt = piece.prompt or self.prompt
         if piece.finish_reason is not None:
             self.finish_reason = piece.finish_reason
             self.stop_reason = piece.stop_reason
@@ -78,10 +84,15 @@ async def encoded(service: Service, text: str, *, add_special: bool, param: str)
     except TooManyTokensError as error:
         raise service.limits.prompt_too_long(error.tokens, param, at_least=True) from None
     except TypeError:  # what the library says to text that has no UTF-8
-        raise RequestError(
-            400, f"{param}: the text is no Unicode, it holds half a surrogate pair", param=param,
-            code="invalid_text",
-        ) from None  # fmt: skip
+        raise not_unicode(param) from None
+
+
+def not_unicode(param: str) -> RequestError:
+    """Return the refusal of a text with half a surrogate pair, which JSON can spell."""
+    return RequestError(
+        400, f"{param}: the text is no Unicode, it holds half a surrogate pair", param=param,
+        code="invalid_text",
+    )  # fmt: skip
 
 
 def asked_of(

@@ -7,13 +7,16 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
 
 from msgspec import Struct
+from msgspec.structs import replace
 from starlette.types import Receive, Scope, Send
 
 from drumline.core.errors import PeerError, RequestError
 from drumline.core.ids import request_id
 from drumline.frontend.generation import Generation, Piece
+from drumline.frontend.live_requests import Abort
 from drumline.frontend.openai.calls import Answer, Call, Frame
 from drumline.frontend.openai.parameters import ParameterCheck
+from drumline.frontend.openai.schema import SamplingFields
 from drumline.frontend.service import Service
 from drumline.frontend.text.tokenizer import Tokenizer
 from drumline.frontend.web.errors import (
@@ -24,6 +27,7 @@ from drumline.frontend.web.errors import (
 )
 from drumline.frontend.web.incoming import (
     ClientGoneError,
+    checked_request_id,
     given_request_id,
     read_body,
     unless_gone,
@@ -100,16 +104,32 @@ class GeneratingEndpoint:
         self._parameters.check(body)
         service.check_model(call.fields.model)
         asked = await call.asked(service)
+        own, ours = reply.request_id, frame.id == reply.request_id
+        named = self._named(call.fields, frame)
+        if named is not frame and ours:
+            reply.request_id = _given(call.fields) or own
         # The engine forgets an id later than its client, who may use it again at once.
-        rid = frame.id if frame.id == reply.request_id else f"{frame.id}-{uuid.uuid4().hex[:8]}"
+        fresh = ours and named is frame
+        rid = named.id if fresh else f"{named.id}-{uuid.uuid4().hex[:8]}"
         generation = Generation(
             asked, rid, service.engine, service.tokenizer, service.metrics, service.clock
         )
-        async with aclosing(generation.pieces()) as pieces:
-            if call.fields.stream:
-                await self._stream(call, generation, pieces, frame, reply)
-            else:
-                await self._whole(call, generation, pieces, frame, reply)
+        aborts = _aborts(call.fields, generation) | dict.fromkeys((own, named.id), generation.abort)
+        with service.live.abortable(own, aborts):
+            async with aclosing(generation.pieces()) as pieces:
+                if call.fields.stream:
+                    await self._stream(call, generation, pieces, named, reply)
+                else:
+                    await self._whole(call, generation, pieces, named, reply)
+
+    def _named(self, fields: SamplingFields, frame: Frame) -> Frame:
+        """Return the frame under the id that its body gives, if it gives one."""
+        if isinstance(fields.rid, str):
+            return replace(frame, id=checked_request_id(fields.rid, "rid"))
+        if fields.request_id is not None:
+            given = checked_request_id(fields.request_id, "request_id")
+            return replace(frame, id=f"{self._id_prefix}-{given}")
+        return frame
 
     async def _whole(
         self,
@@ -119,8 +139,7 @@ class GeneratingEndpoint:
         frame: Frame,
         reply: Reply,
     ) -> None:
-        asked = generation.asked
-        answers = [Answer(logprobs=[]) for _ in range(len(asked.prompts) * asked.choices)]
+        answers = [Answer() for _ in range(generation.answers)]
         async for piece in pieces:
             answers[piece.index].add(piece)
         await reply.body(call.whole(frame, answers, generation.usage))
@@ -133,7 +152,6 @@ class GeneratingEndpoint:
         frame: Frame,
         reply: Reply,
     ) -> None:
-        asked = generation.asked
         options = call.fields.stream_options
         timings = self._service.timings
         # A refusal by the engine comes first if at all; wait a little to give it its status.
@@ -143,7 +161,7 @@ class GeneratingEndpoint:
             if first.done():
                 first.result()
             await reply.open_stream(timings.ping_s)
-            opening = call.opening(frame, len(asked.prompts) * asked.choices, generation.usage)
+            opening = call.opening(frame, generation.answers, generation.usage)
             if opening:
                 await reply.events(opening)
             piece = await first
@@ -157,3 +175,31 @@ class GeneratingEndpoint:
         if options is not None and options.include_usage:
             await reply.event(call.usage_event(frame, generation.usage))
         await reply.done()
+
+
+def _given(fields: SamplingFields) -> str | None:
+    """Return the id that a body gives the request as a whole."""
+    return fields.rid if isinstance(fields.rid, str) else fields.request_id
+
+
+def _aborts(fields: SamplingFields, generation: Generation) -> dict[str, Abort]:
+    """Return what ends the answers that a body names, by those names.
+
+    A list of ids names the prompts one by one. Raises RequestError 400 where it does not.
+    """
+    if not isinstance(fields.rid, list):
+        given = _given(fields)
+        return {} if given is None else {given: generation.abort}
+    prompts, choices = len(generation.asked.prompts), generation.asked.choices
+    names = [checked_request_id(name, "rid") for name in fields.rid]
+    if len(set(names)) != prompts:
+        raise RequestError(
+            400, f"rid has {len(set(names))} different ids for {prompts} prompts", param="rid",
+            code="invalid_value",
+        )  # fmt: skip
+
+    def ending(prompt: int) -> Abort:
+        answers = range(prompt * choices, (prompt + 1) * choices)
+        return lambda: sum([generation.abort(index) for index in answers])
+
+    return {name: ending(prompt) for prompt, name in enumerate(names)}

@@ -139,8 +139,6 @@ IGNORED: dict[str, str] = {
     "stream_reasoning": "reasoning is streamed as the rest of an answer is",
     "guided_decoding_backend": "the operator chose one",
     "detokenize": "replies are text",
-    "request_id": "send it as X-Request-Id",
-    "rid": "send it as X-Request-Id",
     "cache_prompt": "prefixes are always kept",
     "id_slot": "there are no slots",
 }

@@ -53,6 +53,8 @@ class SamplingFields(Struct, kw_only=True):
     ebnf: str | None = None
     data_parallel_rank: int | None = None
     priority: int | None = None
+    rid: str | list[str] | None = None
+    request_id: str | None = None
 
 
 class ContentPart(Struct):

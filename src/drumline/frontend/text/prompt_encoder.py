@@ -29,21 +29,22 @@ class PromptEncoder:
         self._tokenizer = tokenizer
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="tokenize")
 
-    async def encode(self, text: str, *, add_special: bool, most: int) -> list[int]:
+    async def encode(self, text: str, *, add_special: bool, most: int | None) -> list[int]:
         """Return the ids of `text`.
 
         Raises TooManyTokensError for a text that surely has more than `most` tokens;
-        one that is returned may still have more.
+        one that is returned may still have more. None is any number.
         """
         if len(text) <= INLINE_CHARACTERS:
             return self._tokenizer.encode(text, add_special=add_special)
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, self._encode, text, add_special, most)
 
-    def _encode(self, text: str, add_special: bool, most: int) -> list[int]:
-        fewest = self._tokenizer.fewest_tokens(text)
-        if fewest > most:
-            raise TooManyTokensError(fewest)
+    def _encode(self, text: str, add_special: bool, most: int | None) -> list[int]:
+        if most is not None:
+            fewest = self._tokenizer.fewest_tokens(text)
+            if fewest > most:
+                raise TooManyTokensError(fewest)
         return self._tokenizer.encode(text, add_special=add_special)
 
     def close(self) -> None:

@@ -35,11 +35,19 @@ def given_request_id(scope: Scope) -> str | None:
     Raises RequestError 400 for one that cannot stand in a header or a log.
     """
     given = header(scope, b"x-request-id")
-    if given is not None and not _REQUEST_ID.fullmatch(given):
+    return given if given is None else checked_request_id(given, "X-Request-Id")
+
+
+def checked_request_id(given: str, param: str) -> str:
+    """Return an id that a client chose in `param`.
+
+    Raises RequestError 400 for one that cannot stand in a header or a log.
+    """
+    if not _REQUEST_ID.fullmatch(given):
         raise RequestError(
             400,
-            "X-Request-Id is not 1 to 128 printable ASCII characters without spaces",
-            param="X-Request-Id",
+            f"{param} is not 1 to 128 printable ASCII characters without spaces",
+            param=param,
             code="invalid_request_id",
         )
     return given

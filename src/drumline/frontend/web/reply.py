@@ -74,7 +74,9 @@ class Reply:
 
     async def events(self, data: Iterable[bytes]) -> None:
         """Send events that belong together in one piece."""
-        await self._write(b"".join([b"data: " + event + b"\n\n" for event in data]))
+        whole = b"".join([b"data: " + event + b"\n\n" for event in data])
+        if whole:
+            await self._write(whole)
 
     async def done(self) -> None:
         """End the stream with the sentinel that clients wait for."""

@@ -1,0 +1,1 @@
+"""Routes beside OpenAI's that users of other engines know: generating, tokens, aborts, state."""
