@@ -6,7 +6,7 @@ import socket
 import pytest
 from openai import AsyncOpenAI, BadRequestError
 from prometheus_client.parser import text_string_to_metric_families
-from tests.fakes.http import run, served, until
+from tests.fakes.http import events_of, run, served, until
 
 from drumline.core.config import ServerConfig
 from drumline.core.errors import ConfigError
@@ -137,14 +137,13 @@ async def test_what_outlasts_the_drain_is_broken_off_with_a_framed_error(embedde
 @run
 async def test_a_drain_that_is_cut_short_breaks_off_what_runs_at_once(embedded, caplog):
     async with served(embedded, says=LONG, step_s=0.01, drain_timeout_s=30) as it:
-        streamed = asyncio.create_task(it.events())
-        await until(lambda: it.fake.requests)
-        it.stop.set()
-        await until(lambda: it.service.live.draining)
-        it.serving.cancel()
-        async with asyncio.timeout(1.5):
-            *_, error, last = await streamed
-            await asyncio.wait((it.serving,))
+        async with it.streaming() as response:
+            it.stop.set()
+            await until(lambda: it.service.live.draining)
+            it.serving.cancel()
+            async with asyncio.timeout(1.5):
+                *_, error, last = events_of((await response.aread()).decode())
+                await asyncio.wait((it.serving,))
         assert (error["error"]["code"], last) == ("draining", "[DONE]")
     assert not [record for record in caplog.records if record.exc_info]
 
