@@ -17,6 +17,10 @@ from starlette.types import ASGIApp, Scope
 
 from drumline.core.version import VERSION
 from drumline.frontend.access import Access, Keys
+from drumline.frontend.anthropic.dialect import ANTHROPIC
+from drumline.frontend.anthropic.messages import MessagesCall, TokenCount
+from drumline.frontend.anthropic.request import REST as MESSAGES_REST
+from drumline.frontend.anthropic.schema import CountRequest, MessagesRequest
 from drumline.frontend.control_routes import control_routes
 from drumline.frontend.health import health_of
 from drumline.frontend.native.aborts import AbortRequest, Aborts
@@ -33,7 +37,12 @@ from drumline.frontend.openai.schema import (
     ModelList,
 )
 from drumline.frontend.openapi import Entry, document, page
+from drumline.frontend.responses.call import ResponsesCall
+from drumline.frontend.responses.dialect import RESPONSES
+from drumline.frontend.responses.request import REST as RESPONSES_REST
+from drumline.frontend.responses.schema import ResponsesRequest
 from drumline.frontend.service import Service
+from drumline.frontend.web.dialect import OPENAI, Speaking
 from drumline.frontend.web.reply import Reply
 from drumline.frontend.web.routes import Only, Plain, Reading, unknown_path
 
@@ -53,10 +62,7 @@ def create_app(service: Service) -> ASGIApp:
         Entry("GET", "/docs", Access.OPEN, Plain(told.page), "these routes, for people"),
     ]
     router = Router(
-        routes=[
-            Route(entry.path, Only(entry.methods.split(), keys.guarded(entry.access, entry.app)))
-            for entry in entries
-        ],
+        routes=[Route(entry.path, _guarded(entry, keys)) for entry in entries],
         redirect_slashes=False,
         default=Plain(unknown_path),
     )
@@ -73,9 +79,20 @@ def create_app(service: Service) -> ASGIApp:
     )
 
 
+def _guarded(entry: Entry, keys: Keys) -> ASGIApp:
+    """Return a route's application behind its methods and keys, which refuse in its dialect."""
+    app = Only(entry.methods.split(), keys.guarded(entry.access, entry.app))
+    return app if entry.dialect is OPENAI else Speaking(entry.dialect, app)
+
+
 def _entries(service: Service) -> list[Entry]:
     """Return every route that does something."""
-    return [*_model_routes(service), *_probes(service), *_control_routes(service)]
+    return [
+        *_model_routes(service),
+        *_other_dialects(service),
+        *_probes(service),
+        *_control_routes(service),
+    ]
 
 
 def _model_routes(service: Service) -> list[Entry]:
@@ -102,6 +119,22 @@ def _model_routes(service: Service) -> list[Entry]:
         Entry("GET", "/v1/loads", client, Plain(state.loads), "the load of every rank"),
         Entry("GET", "/debug/kv", client, Plain(show.caches), "where every KV page is"),
     ]
+
+
+def _other_dialects(service: Service) -> list[Entry]:
+    """Return the routes that serve the model in APIs other than OpenAI's first two."""
+    messages = GeneratingEndpoint(service, MessagesCall, MessagesRequest, "msg", MESSAGES_REST)
+    responses = GeneratingEndpoint(service, ResponsesCall, ResponsesRequest, "resp", RESPONSES_REST)
+    count = Reading(service.server.max_body_bytes, TokenCount(service).count)
+    client, about = Access.CLIENT, "generate text"
+    return [
+        Entry("POST", "/v1/messages", client, messages, about, MessagesRequest, ANTHROPIC),
+        Entry(
+            "POST", "/v1/messages/count_tokens", client, count, "how long a prompt is",
+            CountRequest, ANTHROPIC,
+        ),
+        Entry("POST", "/v1/responses", client, responses, about, ResponsesRequest, RESPONSES),
+    ]  # fmt: skip
 
 
 def _text(service: Service, path: str, decode: Decode, body: type[Struct], id_prefix: str) -> Entry:

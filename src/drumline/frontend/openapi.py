@@ -14,6 +14,7 @@ from starlette.types import ASGIApp
 
 from drumline.core.version import VERSION
 from drumline.frontend.access import Access
+from drumline.frontend.web.dialect import OPENAI, Dialect
 from drumline.frontend.web.errors import ErrorBody
 
 _REFS = "#/components/schemas/{name}"
@@ -25,7 +26,7 @@ _STYLE = (
 
 
 class Entry(Struct, frozen=True):
-    """One route: its methods, its path, who may call it, what answers it, and what for."""
+    """One route: its methods, its path, who may call it, what answers it, what for, and how."""
 
     methods: str
     path: str
@@ -33,6 +34,7 @@ class Entry(Struct, frozen=True):
     app: ASGIApp
     about: str
     body: type[Struct] | None = None
+    dialect: Dialect = OPENAI
 
 
 def document(entries: Sequence[Entry]) -> dict[str, Any]:

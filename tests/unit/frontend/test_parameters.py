@@ -8,10 +8,15 @@ import logging
 from pathlib import Path
 
 import pytest
+from msgspec import Struct
 
 from drumline.core.errors import RequestError
-from drumline.frontend.openai.parameters import IGNORED, REFUSED, ParameterCheck
+from drumline.frontend.anthropic.request import REST as MESSAGES_REST
+from drumline.frontend.anthropic.schema import MessagesRequest
+from drumline.frontend.openai.parameters import IGNORED, REFUSED, REST, ParameterCheck
 from drumline.frontend.openai.schema import ChatRequest, CompletionRequest
+from drumline.frontend.responses.request import REST as RESPONSES_REST
+from drumline.frontend.responses.schema import ResponsesRequest
 
 PAGE = Path(__file__).parents[3] / "docs" / "parameters.md"
 INTRODUCTION = """# Parameters of a request
@@ -19,13 +24,20 @@ INTRODUCTION = """# Parameters of a request
 What becomes of each parameter of `/v1/chat/completions` and `/v1/completions`. What could change
 the answer and is not to be had is refused with 400, `unsupported_parameter`, unless its value asks
 for nothing (null, false, or empty). A name that stands in none of these lists is ignored, and
-logged once. The lists are `frontend/openai/schema.py` and `frontend/openai/parameters.py`;
+logged once. The lists are `frontend/openai/schema.py` and `frontend/openai/parameters.py`, those of
+the other two APIs, at the end, `schema.py` and `request.py` of their rooms;
 `python tests/unit/frontend/test_parameters.py` writes this page.
 """
 
 
+OTHERS = {
+    "/v1/messages": (MessagesRequest, MESSAGES_REST),
+    "/v1/responses": (ResponsesRequest, RESPONSES_REST),
+}
+
+
 def page() -> str:
-    both = {"chat": ChatRequest, "completions": CompletionRequest}
+    both: dict[str, type[Struct]] = {"chat": ChatRequest, "completions": CompletionRequest}
     names = dict.fromkeys(name for kind in both.values() for name in kind.__struct_fields__)
     lines = ["## Honoured", "", "| parameter | of |", "|---|---|"]
     for name in names:
@@ -35,6 +47,11 @@ def page() -> str:
     lines += [f"| `{name}` | {refused.why} |" for name, refused in REFUSED.items()]
     lines += ["", "## Ignored", "", "| parameter | why |", "|---|---|"]
     lines += [f"| `{name}` | {why} |" for name, why in IGNORED.items()]
+    for path, (kind, rest) in OTHERS.items():
+        lines += ["", f"## {path}", "", "| parameter | |", "|---|---|"]
+        lines += [f"| `{name}` | honoured |" for name in kind.__struct_fields__]
+        lines += [f"| `{name}` | refused: {one.why} |" for name, one in rest.refused.items()]
+        lines += [f"| `{name}` | ignored: {why} |" for name, why in rest.ignored.items()]
     return "\n".join([INTRODUCTION, *lines, ""])
 
 
@@ -46,11 +63,13 @@ def test_the_page_lists_every_parameter():
     assert PAGE.read_text() == page(), f"run python {Path(__file__).name}"
 
 
-@pytest.mark.parametrize("kind", [ChatRequest, CompletionRequest])
-def test_the_lists_do_not_contradict_each_other(kind):
+@pytest.mark.parametrize(
+    ("kind", "rest"), [(ChatRequest, REST), (CompletionRequest, REST), *OTHERS.values()]
+)
+def test_the_lists_do_not_contradict_each_other(kind, rest):
     fields = set(kind.__struct_fields__)
-    assert not REFUSED.keys() & IGNORED.keys()
-    assert not fields & (REFUSED.keys() | IGNORED.keys())
+    assert not rest.refused.keys() & rest.ignored.keys()
+    assert not fields & (rest.refused.keys() | rest.ignored.keys())
 
 
 def test_a_refused_parameter_is_named_with_the_reason():

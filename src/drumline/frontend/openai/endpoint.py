@@ -15,10 +15,11 @@ from drumline.core.ids import request_id
 from drumline.frontend.generation import Generation, Piece
 from drumline.frontend.live_requests import Abort
 from drumline.frontend.openai.calls import Answer, Call, Frame
-from drumline.frontend.openai.parameters import ParameterCheck
+from drumline.frontend.openai.parameters import REST, ParameterCheck, Rest
 from drumline.frontend.openai.schema import SamplingFields
 from drumline.frontend.service import Service
 from drumline.frontend.text.tokenizer import Tokenizer
+from drumline.frontend.web.dialect import dialect_of
 from drumline.frontend.web.errors import (
     as_request_error,
     internal_error,
@@ -42,21 +43,26 @@ Decode = Callable[[bytes, Tokenizer], Call]
 class GeneratingEndpoint:
     """One generating route as an ASGI application.
 
-    `decode` is its dialect, whose bodies are `kind`s.
+    `decode` is its dialect, whose bodies are `kind`s; `rest` judges what is no field of them.
     """
 
     def __init__(
-        self, service: Service, decode: Decode, kind: type[Struct], id_prefix: str
+        self,
+        service: Service,
+        decode: Decode,
+        kind: type[Struct],
+        id_prefix: str,
+        rest: Rest = REST,
     ) -> None:
         self._service = service
         self._decode = decode
-        self._parameters = ParameterCheck(kind)
+        self._parameters = ParameterCheck(kind, rest)
         self._id_prefix = id_prefix
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         service = self._service
         own_id = request_id(self._id_prefix)
-        reply = Reply(send, own_id)
+        reply = Reply(send, own_id, dialect_of(scope))
         try:
             given = given_request_id(scope)
             if given is not None:

@@ -11,6 +11,7 @@ A parameter that is learned leaves the table and becomes a field.
 
 import difflib
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -145,13 +146,24 @@ IGNORED: dict[str, str] = {
 """What cannot change the text."""
 
 
+class Rest(Struct, frozen=True):
+    """What becomes of the parameters of a dialect that are no fields of its bodies."""
+
+    refused: Mapping[str, Refused]
+    ignored: Mapping[str, str]
+
+
+REST = Rest(REFUSED, IGNORED)
+
+
 class ParameterCheck:
     """Judges the parameters of one route's requests that are no fields of its struct.
 
     Thread: the event loop's.
     """
 
-    def __init__(self, kind: type[Struct]) -> None:
+    def __init__(self, kind: type[Struct], rest: Rest = REST) -> None:
+        self._rest = rest
         self._fields = frozenset(kind.__struct_fields__)
         self._told: set[str] = set()
 
@@ -161,9 +173,9 @@ class ParameterCheck:
         `body` was decoded before, so it is a JSON object.
         """
         for name, raw in _decoder.decode(body).items():
-            if name in self._fields or name in IGNORED:
+            if name in self._fields or name in self._rest.ignored:
                 continue
-            refused = REFUSED.get(name)
+            refused = self._rest.refused.get(name)
             if refused is None:
                 self._tell(name)
             elif refused.asks(msgspec.json.decode(raw)):

@@ -12,21 +12,20 @@ from typing import Self
 from starlette.types import Scope, Send
 
 from drumline.core.errors import RequestError
-from drumline.frontend.web.errors import Headers, error_body, error_headers
+from drumline.frontend.web.dialect import OPENAI, Dialect, dialect_of
+from drumline.frontend.web.errors import Headers, error_headers
 from drumline.frontend.web.incoming import given_request_id
 
 JSON = b"application/json"
-
-_PING = b": ping\n\n"
-_DONE = b"data: [DONE]\n\n"
 
 
 class Reply:
     """One answer; `started` once its status is on its way and cannot change any more."""
 
-    __slots__ = ("_pinging", "_send", "_wrote_at", "request_id", "started")
+    __slots__ = ("_dialect", "_pinging", "_send", "_wrote_at", "request_id", "started")
 
-    def __init__(self, send: Send, request_id: str) -> None:
+    def __init__(self, send: Send, request_id: str, dialect: Dialect = OPENAI) -> None:
+        self._dialect = dialect
         self._send = send
         self.request_id = request_id
         self.started = False
@@ -37,9 +36,9 @@ class Reply:
     def to(cls, scope: Scope, send: Send, own_id: str) -> Self:
         """Return the reply to a request, under the id that it chose if that can stand there."""
         try:
-            return cls(send, given_request_id(scope) or own_id)
+            return cls(send, given_request_id(scope) or own_id, dialect_of(scope))
         except RequestError:
-            return cls(send, own_id)
+            return cls(send, own_id, dialect_of(scope))
 
     async def body(
         self, data: bytes, *, status: int = 200, kind: bytes = JSON, headers: Headers = ()
@@ -52,11 +51,11 @@ class Reply:
     async def error(self, error: RequestError, headers: Headers = ()) -> None:
         """Answer with `error`; in a stream, as its last event."""
         if self._pinging is not None:
-            await self.event(error_body(error))
+            await self._write(self._dialect.failed(error, self.request_id))
             await self.done()
         elif not self.started:
             await self.body(
-                error_body(error),
+                self._dialect.failure(error, self.request_id),
                 status=error.status,
                 headers=(*error_headers(error), *headers),
             )
@@ -70,18 +69,20 @@ class Reply:
 
     async def event(self, data: bytes) -> None:
         """Send one event. Waits while the client reads slower than it is written to."""
-        await self._write(b"data: " + data + b"\n\n")
+        await self._write(self._dialect.framed(data))
 
     async def events(self, data: Iterable[bytes]) -> None:
         """Send events that belong together in one piece."""
-        whole = b"".join([b"data: " + event + b"\n\n" for event in data])
+        whole = b"".join(map(self._dialect.framed, data))
         if whole:
             await self._write(whole)
 
     async def done(self) -> None:
-        """End the stream with the sentinel that clients wait for."""
+        """End the stream, with the sentinel that clients wait for where they do."""
         self.close()
-        await self._send({"type": "http.response.body", "body": _DONE, "more_body": False})
+        await self._send(
+            {"type": "http.response.body", "body": self._dialect.end, "more_body": False}
+        )
 
     def close(self) -> None:
         """Stop what runs beside the stream; does nothing without one."""
@@ -96,7 +97,7 @@ class Reply:
                 "status": status,
                 "headers": [
                     (b"content-type", kind),
-                    (b"x-request-id", self.request_id.encode()),
+                    *((name, self.request_id.encode()) for name in self._dialect.id_headers),
                     *headers,
                 ],
             }
@@ -112,6 +113,6 @@ class Reply:
         while True:
             quiet = loop.time() - self._wrote_at
             if quiet >= every_s:
-                await self._write(_PING)
+                await self._write(self._dialect.ping)
             else:
                 await asyncio.sleep(every_s - quiet)

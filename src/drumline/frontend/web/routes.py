@@ -8,6 +8,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from drumline.core.errors import RequestError
 from drumline.core.ids import request_id
+from drumline.frontend.web.dialect import dialect_of
 from drumline.frontend.web.errors import internal_error
 from drumline.frontend.web.incoming import (
     ClientGoneError,
@@ -53,7 +54,7 @@ class Plain:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return  # a websocket; returning refuses it
-        reply = Reply(send, request_id("req"))
+        reply = Reply(send, request_id("req"), dialect_of(scope))
         try:
             reply.request_id = given_request_id(scope) or reply.request_id
             await self._answer(scope, reply)

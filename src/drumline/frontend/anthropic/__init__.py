@@ -1,0 +1,1 @@
+"""Anthropic's API of messages: its requests brought into chat requests, its answers and errors."""
