@@ -4,6 +4,7 @@ import json
 import re
 import threading
 
+import anthropic
 import httpx
 import openai
 import pytest
@@ -206,3 +207,20 @@ def test_server_sent_events_end_with_done(http):
         events = [line for line in reply.iter_lines() if line]
     assert events[-1] == "data: [DONE]"
     assert all(json.loads(event.removeprefix("data: "))["id"] for event in events[:-1])
+
+
+def test_anthropics_client_and_the_responses_api_get_the_same_answer(server, client):
+    text = answered(client)
+    body = {"model": MODEL, "extra_body": {"temperature": 0}}
+    with (
+        anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0) as other,
+        other.messages.stream(max_tokens=16, messages=COUNT, **body) as stream,
+    ):
+        message = stream.get_final_message()
+    assert message.content[0].text == text
+    assert (message.stop_reason, message.usage.output_tokens) == ("max_tokens", 16)
+    response = client.responses.create(input=COUNT, max_output_tokens=16, **body)
+    assert response.output_text == text
+    assert response.usage.input_tokens == (
+        message.usage.input_tokens + message.usage.cache_read_input_tokens
+    )
