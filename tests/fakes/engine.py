@@ -66,6 +66,21 @@ class _Running:
         return False
 
 
+def _prompts_told(rows) -> dict:
+    """Return the columns that tell of prompts, each with its request's first token."""
+    columns = {"token_logprobs_val": [], "token_logprobs_idx": [], "top_logprobs_val": [],
+               "top_logprobs_idx": []}  # fmt: skip
+    for request, sent, ids, *_ in rows:
+        told = request.return_logprob and request.logprob_start_len == 0 and sent == len(ids) == 1
+        prompt = request.input_ids if told else []
+        likely = range(request.top_logprobs_num)
+        columns["token_logprobs_val"].append([None if i == 0 else -1.0 for i in range(len(prompt))])
+        columns["token_logprobs_idx"].append(list(prompt))
+        columns["top_logprobs_val"].append([[-1.0 - k for k in likely] for _ in prompt])
+        columns["top_logprobs_idx"].append([[id_ + k for k in likely] for id_ in prompt])
+    return {f"input_{name}": column for name, column in columns.items()}
+
+
 class FakeEngine:
     """An engine that says what `script` tells it to.
 
@@ -270,6 +285,7 @@ class FakeEngine:
                     kv_active_pages=len(self._running) + pages,
                     kv_total_pages=self.registers.num_gpu_blocks,
                     finish_reason_details=[details for *_, details in rows],
+                    **_prompts_told(rows),
                     output_top_logprobs_val=[
                         [[-0.5 - k for k in range(row[0].top_logprobs_num)] for _ in row[2]]
                         if asked

@@ -91,8 +91,7 @@ BAD_CHATS = [
     ({"messages": [{"role": "assistant", "tool_calls": [
         {"id": "a", "type": "function", "function": {"name": "x", "arguments": "[1"}}]}]},
      "messages[0].tool_calls[0].function.arguments", "invalid_json"),
-    ({"bad_words": ["no"]}, "bad_words", "unsupported_parameter"),
-    ({"prompt_logprobs": 0}, "prompt_logprobs", "unsupported_parameter"),
+    ({"return_token_ids": True}, "return_token_ids", "unsupported_parameter"),
     ({"regex": "a", "ebnf": "b"}, "ebnf", "invalid_value"),
     ({"regex": 7}, "regex", "invalid_type"),
     ({"seed": 1.5}, "seed", "invalid_type"),
@@ -113,7 +112,6 @@ BAD_COMPLETIONS = [
     ({"prompt": [5] * 2048}, "prompt", "context_length_exceeded"),
     ({"prompt": ["a"] * 1025}, "prompt", "array_above_max_length"),
     ({"prompt": ["a"] * 100, "n": 11}, "prompt", "too_many_answers"),
-    ({"prompt": "a", "echo": True}, "echo", "unsupported_parameter"),
     ({"prompt": "a", "suffix": "b"}, "suffix", "unsupported_parameter"),
     ({"prompt": "a", "logprobs": 21}, "logprobs", "integer_above_max_value"),
 ]

@@ -7,16 +7,24 @@ from msgspec import UNSET, Struct, UnsetType
 
 from drumline.core.errors import RequestError
 from drumline.frontend.generation import Asked, Piece, TokenLogprob, Usage
-from drumline.frontend.limits import MAX_SEQUENCES
+from drumline.frontend.limits import MAX_SEQUENCES, Limits
+from drumline.frontend.openai.bounds import MOST_TOKENS, check
 from drumline.frontend.openai.sampling import (
     choice_count,
     sampling_params,
     seed_of,
     stop_strings,
 )
-from drumline.frontend.openai.schema import PromptDetails, SamplingFields, UsageBody
+from drumline.frontend.openai.schema import (
+    PromptDetails,
+    PromptLogprob,
+    PromptLogprobs,
+    SamplingFields,
+    UsageBody,
+)
 from drumline.frontend.service import Service
 from drumline.frontend.text.prompt_encoder import TooManyTokensError
+from drumline.frontend.text.tokenizer import Tokenizer
 
 
 class Frame(Struct, frozen=True):
@@ -73,12 +81,14 @@ class Call(Protocol):
         """Return the body of a reply that is not streamed."""
 
 
-async def encoded(service: Service, text: str, *, add_special: bool, param: str) -> list[int]:
-    """Return the ids of a prompt's text.
+async def encoded(
+    service: Service, text: str, *, add_special: bool, param: str, shortens: bool = False
+) -> list[int]:
+    """Return the ids of a prompt's text; `shortens` where it will be cut to what fits.
 
     Raises RequestError 400 for one that is too long or holds half a surrogate pair.
     """
-    context = service.limits.context
+    context = None if shortens else service.limits.context
     try:
         return await service.encoder.encode(text, add_special=add_special, most=context)
     except TooManyTokensError as error:
@@ -95,6 +105,21 @@ def not_unicode(param: str) -> RequestError:
     )  # fmt: skip
 
 
+def shortened(
+    prompts: Sequence[list[int]], most: int | None, limits: Limits
+) -> Sequence[list[int]]:
+    """Return the last `most` tokens of each prompt, -1 being as many as leave room for one more.
+
+    Raises RequestError 400 out of range.
+    """
+    if most is None:
+        return prompts
+    if most == -1:
+        most = limits.room - 1
+    check("truncate_prompt_tokens", most, 1, MOST_TOKENS)
+    return [prompt[-most:] for prompt in prompts]
+
+
 def asked_of(
     service: Service,
     fields: SamplingFields,
@@ -104,13 +129,17 @@ def asked_of(
     max_param: str,
     max_tokens: int | None,
     logprobs: int | None,
+    prompt_logprobs: int | None = None,
+    choices: int | None = None,
 ) -> Asked:
     """Return what a request asks for, its parameters and its prompts checked.
 
+    `choices` is how many answers to generate for each prompt, `n` by default.
     Raises RequestError 400 naming the parameter at fault; `param` is the prompts' own.
     """
     limits = service.limits
-    choices = choice_count(fields)
+    choices = choice_count(fields) if choices is None else choices
+    prompts = shortened(prompts, fields.truncate_prompt_tokens, limits)
     if len(prompts) * choices > MAX_SEQUENCES:
         raise RequestError(
             400,
@@ -119,7 +148,7 @@ def asked_of(
             param=param,
             code="too_many_answers",
         )
-    sampling = sampling_params(fields, limits)
+    sampling = sampling_params(fields, limits, service.tokenizer)
     lengths = []
     for prompt in prompts:
         if not prompt:
@@ -146,6 +175,7 @@ def asked_of(
         stops=stop_strings(fields),
         keeps_stop=bool(fields.include_stop_str_in_output),
         logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
         data_parallel_rank=fields.data_parallel_rank,
     )
 
@@ -166,3 +196,26 @@ def usage_field(fields: SamplingFields, usage: Usage | None) -> UsageBody | Unse
     if options is None or not options.include_usage:
         return UNSET
     return usage_body(usage) if usage is not None and options.continuous_usage_stats else None
+
+
+def prompt_logprobs(
+    told: Sequence[TokenLogprob | None] | None, tokenizer: Tokenizer
+) -> PromptLogprobs | UnsetType:
+    """Return what a prompt's tokens were told, as vLLM words it; nothing where nothing was."""
+    if told is None:
+        return UNSET
+
+    def worded(id_: int, value: float, rank: int | None) -> PromptLogprob:
+        return PromptLogprob(value, rank, tokenizer.piece(id_).decode(errors="replace"))
+
+    places: PromptLogprobs = []
+    for one in told:
+        if one is None:
+            places.append(None)
+            continue
+        place = {
+            str(id_): worded(id_, value, rank + 1) for rank, (id_, value) in enumerate(one.top)
+        }
+        place.setdefault(str(one.token_id), worded(one.token_id, one.logprob, None))
+        places.append(place)
+    return places

@@ -7,7 +7,13 @@ import msgspec
 from msgspec import UNSET
 
 from drumline.frontend.generation import Asked, Piece, TokenLogprob, Usage
-from drumline.frontend.openai.calls import Answer, Frame, usage_body, usage_field
+from drumline.frontend.openai.calls import (
+    Answer,
+    Frame,
+    prompt_logprobs,
+    usage_body,
+    usage_field,
+)
 from drumline.frontend.openai.schema import (
     AssistantMessage,
     CalledFunction,
@@ -92,7 +98,9 @@ class ChatCall:
                     answer.stop_reason,
                 )
             )
-        return _encode(ChatBody(frame.id, frame.created, frame.model, choices, usage_body(usage)))
+        body = ChatBody(frame.id, frame.created, frame.model, choices, usage_body(usage))
+        body.prompt_logprobs = prompt_logprobs(answers[0].prompt, self._tokenizer)
+        return _encode(body)
 
     def _message(self, parts: Sequence[Part]) -> AssistantMessage:
         words, reasoning = "", ""

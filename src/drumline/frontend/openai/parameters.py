@@ -47,7 +47,6 @@ class Refused(Struct, frozen=True):
 
 
 _OLD_TOOLS = "use tools and tool_choice"
-_NO_LOGPROBS = "log probabilities of prompts are not reported"
 _NO_IDS = "token ids are not reported; logprobs has the tokens as bytes"
 _NO_SAMPLER = "there is no such sampler here; temperature, top_p, top_k and min_p shape the draw"
 _NO_BEAMS = "there is no beam search"
@@ -65,20 +64,12 @@ REFUSED: dict[str, Refused] = {
     "audio": Refused(_TEXT_ONLY),
     "web_search_options": Refused("nothing is searched"),
     "verbosity": Refused("answers have one verbosity; ask for it in the prompt", ("medium",)),
-    "echo": Refused("the prompt is not repeated; leave it out or set it to false"),
     "suffix": Refused("insertion is not supported"),
     # vLLM
-    "prompt_logprobs": Refused(_NO_LOGPROBS),
-    "bad_words": Refused("words cannot be forbidden; logit_bias forbids single tokens"),
-    "allowed_token_ids": Refused("name them in structured_outputs as choices, or in logit_bias"),
     "use_beam_search": Refused(_NO_BEAMS),
     "length_penalty": Refused(_NO_BEAMS, (1, 1.0)),
     "early_stopping": Refused(_NO_BEAMS),
-    "truncate_prompt_tokens": Refused(_NO_TRUNCATION),
     "truncation": Refused(_NO_TRUNCATION, ("disabled",)),
-    "add_special_tokens": Refused(
-        "texts get the tokenizer's special tokens; send token ids to have others", (True,)
-    ),
     "spaces_between_special_tokens": Refused("text is decoded as one piece", (True,)),
     "chat_template": Refused(_NO_TEMPLATE),
     "documents": Refused("documents are not put before a template; write them into a message"),
@@ -91,9 +82,6 @@ REFUSED: dict[str, Refused] = {
     "return_token_ids": Refused(_NO_IDS),
     "prompt_embeds": Refused("prompts are texts or token ids"),
     "kv_transfer_params": Refused(_NO_TRANSFER),
-    "cache_salt": Refused(
-        "prefixes are shared by all clients; the operator may set --disable-prefix-caching"
-    ),
     # SGLang
     "stop_regex": Refused("stop takes strings, stop_token_ids takes ids"),
     "no_stop_trim": Refused("use include_stop_str_in_output"),
@@ -112,7 +100,6 @@ REFUSED: dict[str, Refused] = {
     "grammar": Refused("use ebnf, regex or json_schema"),
     "n_predict": Refused("use max_tokens"),
     "repeat_penalty": Refused("use repetition_penalty", (1, 1.0)),
-    "typical_p": Refused(_NO_SAMPLER, (1, 1.0)),
     "tfs_z": Refused(_NO_SAMPLER, (1, 1.0)),
     "top_a": Refused(_NO_SAMPLER, (0, 0.0)),
     "top_n_sigma": Refused(_NO_SAMPLER, (-1, -1.0)),

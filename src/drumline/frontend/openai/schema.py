@@ -55,6 +55,13 @@ class SamplingFields(Struct, kw_only=True):
     priority: int | None = None
     rid: str | list[str] | None = None
     request_id: str | None = None
+    typical_p: float | None = None
+    bad_words: list[str] | None = None
+    allowed_token_ids: list[int] | None = None
+    cache_salt: str | None = None
+    truncate_prompt_tokens: int | None = None
+    add_special_tokens: bool | None = None
+    prompt_logprobs: int | None = None
 
 
 class ContentPart(Struct):
@@ -129,6 +136,7 @@ class CompletionRequest(SamplingFields, kw_only=True):
 
     prompt: str | list[str | int | list[int]]
     logprobs: int | None = None
+    echo: bool | None = None
 
 
 class PromptDetails(Struct):
@@ -169,6 +177,18 @@ class ChatLogprobs(Struct):
     content: list[ChatLogprob]
 
 
+class PromptLogprob(Struct):
+    """A token at a place of the prompt; its rank is known where it is among the likeliest."""
+
+    logprob: float
+    rank: int | None
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
+"""By id, the token at each place and the likeliest there; None at the first place."""
+
+
 class AssistantMessage(Struct):
     """A whole answer."""
 
@@ -198,6 +218,7 @@ class ChatBody(Struct):
     choices: list[ChatChoice]
     usage: UsageBody
     object: str = "chat.completion"
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class FunctionDelta(Struct):
@@ -250,8 +271,8 @@ class CompletionLogprobs(Struct):
     """The log probabilities of a choice's tokens, a column each."""
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]] | None
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None] | None
     text_offset: list[int]
 
 
@@ -263,6 +284,7 @@ class CompletionChoice(Struct):
     logprobs: CompletionLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: str | int | UnsetType | None = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class CompletionBody(Struct):

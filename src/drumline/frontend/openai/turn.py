@@ -13,7 +13,7 @@ from drumline.frontend.generation import Asked, Piece
 from drumline.frontend.openai.calls import asked_of, encoded
 from drumline.frontend.openai.grammar import grammar_params
 from drumline.frontend.openai.messages import template_messages
-from drumline.frontend.openai.sampling import answer_length, logprob_count
+from drumline.frontend.openai.sampling import answer_length, logprob_count, prompt_logprob_count
 from drumline.frontend.openai.schema import ChatRequest
 from drumline.frontend.openai.tools import ToolUse, tool_use
 from drumline.frontend.parts.part import Part
@@ -69,6 +69,7 @@ class ChatTurn:
             max_param=max_param,
             max_tokens=answer_length(max_param, asked_tokens),
             logprobs=self._logprobs(),
+            prompt_logprobs=prompt_logprob_count(request),
         )
         sampling = asked.sampling
         if tools.held is not None:
@@ -105,7 +106,13 @@ class ChatTurn:
             )
         tools = tool_use(self.request, service.form)
         text = self._rendered(service.template, messages, tools.told)
-        ids = await encoded(service, text, add_special=False, param="messages")
+        ids = await encoded(
+            service,
+            text,
+            add_special=bool(self.request.add_special_tokens),  # a template writes its own
+            param="messages",
+            shortens=self.request.truncate_prompt_tokens is not None,
+        )
         return text, ids, tools
 
     def _rendered(
