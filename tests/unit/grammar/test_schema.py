@@ -1,6 +1,7 @@
 """What schemas become, or by which keyword they are refused."""
 
 import json
+import re
 import time
 from pathlib import Path
 
@@ -56,6 +57,7 @@ def written(schema):
         ({"contains": {}, "maxContains": 2}, "the keyword maxContains"),
         ({"patternProperties": {"a": {}, "b": {}}}, "several patterns"),
         ({"enum": [2**60]}, "beyond 2^53"),
+        ({"minimum": 10**400}, "beyond 2^53"),
         ({"enum": ["a"], "pattern": "a"}, "enum beside pattern"),
         ({"$ref": "https://example.org/a.json"}, "only references into the schema"),
         ({"$ref": "#/$defs/none"}, "there is no such schema"),
@@ -73,6 +75,18 @@ def written(schema):
 )  # fmt: skip
 def test_what_cannot_be_honoured_is_refused_by_its_name_and_place(schema, said):
     assert said in refusal(schema)
+
+
+@pytest.mark.parametrize(
+    ("keyword", "said"),
+    [
+        ("minItems", "minItems is inf; it is a whole number"),
+        ("exclusiveMaximum", "exclusiveMaximum is beyond 2^53"),
+    ],
+)
+def test_a_number_that_no_float_holds_is_the_schemas_fault(keyword, said):
+    with pytest.raises(RefusedGrammarError, match=re.escape(said)):
+        prepared(GrammarKey(GrammarKind.JSON_SCHEMA, f'{{"{keyword}": 1e999}}'))
 
 
 def test_an_object_with_properties_has_no_others_unless_it_says_so():

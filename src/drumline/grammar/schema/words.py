@@ -3,7 +3,6 @@
 It knows single keywords, not what several of them mean together.
 """
 
-import math
 from collections.abc import Hashable, Iterator, Mapping
 from typing import Any
 
@@ -143,7 +142,7 @@ def count(schema: Mapping[str, Any], word: str, at: str) -> int | None:
     value = schema.get(word)
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or value % 1 != 0:
         raise refused(at, f"{word} is {value!r}; it is a whole number")
     if not 0 <= value <= MAX_COUNT:
         raise refused(at, f"{word} is {value}; 0 to {MAX_COUNT} are supported")
@@ -170,9 +169,9 @@ def bound(schema: Schema, word: str, at: str) -> float | None:
     value = schema.get(word)
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         raise refused(at, f"{word} is {value!r}; it is a number")
-    if abs(value) > MAX_NUMBER:
+    if not abs(value) <= MAX_NUMBER:  # true of a NaN, too
         raise refused(at, f"{word} is beyond 2^53, which is not supported")
     return value
 
