@@ -79,7 +79,7 @@ class Request:
     arrays of `output`; `produced` is the count otherwise. `held` has the ids that
     its client has not been sent, with their log probabilities beside them. Times
     are microseconds of the relayed clock, -1 until they happen; the first token's is its
-    commit's, which lies within a round. They are told and decide nothing.
+    commit's, which lies within a round. All but the deadline are told and decide nothing.
     """
 
     __slots__ = (

@@ -5,6 +5,7 @@ from drumline.contract.plan import AbortReason, Batch, Bound, PlanAbort
 from drumline.contract.request import GenerateRequest
 from drumline.contract.result import ForwardResult, RowLogprobs
 from drumline.control.output.crossings import MAX_REMEMBERED, REMEMBERED_US
+from drumline.control.output.deadlines import Deadlines
 from drumline.control.output.outputs import HELD, Outputs
 from drumline.control.requests import Ending, Reason, Refusal, Request
 from drumline.core.errors import InvariantError
@@ -297,3 +298,27 @@ def test_every_column_has_one_entry_a_request_whatever_mix_a_round_brings(output
         names = set(type(columns).__struct_fields__) - {"prompts"}
         lengths = {len(getattr(columns, name)) for name in names}
         assert len(lengths) == 1
+
+
+def test_deadlines_that_are_far_away_keep_nothing_of_requests_that_ended():
+    deadlines = Deadlines()
+    deadlines.add("kept", 9_000_000)
+    for number in range(500):
+        deadlines.add(f"{number}", 10**15)
+        deadlines.ended(f"{number}")
+        assert len(deadlines) < 50
+    assert deadlines.late(8_999_999) == []
+    assert deadlines.late(9_000_000) == ["kept"]
+
+
+def test_a_request_is_not_late_by_the_deadline_of_who_had_its_id_before(outputs):
+    start(outputs, "a", 1, deadline_us=1_000)
+    outputs.abort("a", 0)
+    start(outputs, "a", 2, deadline_us=2_000)
+    outputs.take()
+    outputs.expire(1_999)
+    assert not outputs.take().ended
+    outputs.expire(2_000)
+    assert told(outputs.take()) == {"a": ([], "abort")}
+    outputs.expire(3_000)
+    assert not outputs.take().ended

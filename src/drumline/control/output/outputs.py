@@ -8,7 +8,6 @@ when the round asks for them, and knows neither of their takers.
 """
 
 from collections.abc import Iterable, Sequence
-from heapq import heappop, heappush
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +20,7 @@ from drumline.contract.ports import LogprobPlan
 from drumline.contract.result import ForwardResult, RowLogprobs
 from drumline.control.output.columns import add_refusal, add_request, add_tokens
 from drumline.control.output.crossings import Crossings
+from drumline.control.output.deadlines import Deadlines
 from drumline.control.output.steady import Steady
 from drumline.control.requests import (
     CLIENT_ERROR,
@@ -85,6 +85,7 @@ class Outputs:
         size = max_rows + 1
         self._by_rid: dict[str, Request] = {}
         self._crossings = Crossings()
+        self._deadlines = Deadlines()
         # By row. A row whose generation is not a batch's serves somebody else by now, or
         # nobody (-1): the batch's results for it are void.
         self._requests: list[Request | None] = [None] * size
@@ -106,9 +107,6 @@ class Outputs:
         self._steady: Steady | None = None
         self._seen: IntArray | None = None
         """The rows of the last batch; one that comes again is worth remembering."""
-        self._deadlines: list[tuple[int, int, Request]] = []
-        """A heap of when requests are late, with a number that keeps requests uncompared."""
-        self._registered = 0
         self._outcome = Outcome([], OutputColumns(), [], [])
 
     @property
@@ -136,8 +134,7 @@ class Outputs:
         """Own a request from now on; False if its abort came before it, which ends it here."""
         self._by_rid[request.rid] = request
         if request.deadline_us:
-            self._registered += 1
-            heappush(self._deadlines, (request.deadline_us, self._registered, request))
+            self._deadlines.add(request.rid, request.deadline_us)
         if not self._crossings.arrived(request.rid):
             return True
         self._end(request, _ENDED_BY_CLIENT, now_us)
@@ -165,10 +162,8 @@ class Outputs:
     def expire(self, now_us: int) -> None:
         """End requests that are late; forget early aborts, and ids that ended, after a while."""
         self._crossings.expire(now_us)
-        while self._deadlines and self._deadlines[0][0] <= now_us:
-            request = heappop(self._deadlines)[2]
-            if self.owns(request):
-                self._abort(request, _LATE, now_us)
+        for rid in self._deadlines.late(now_us):
+            self._abort(self._by_rid[rid], _LATE, now_us)
 
     def fail(self, rids: Iterable[str], ending: Ending, now_us: int) -> None:
         """End requests that the scheduler did not take; it hears nothing of them."""
@@ -455,6 +450,7 @@ class Outputs:
             self._unbind(request)
         del self._by_rid[request.rid]
         self._crossings.ended(request.rid)
+        self._deadlines.ended(request.rid)
         if request.known_to_device:
             self._outcome.released.append(request.rid)
         self._outcome.ended.append(Ended(request, ending, request.produced, now_us))
