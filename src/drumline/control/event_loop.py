@@ -12,7 +12,7 @@ the same path.
 import logging
 from collections import deque
 from collections.abc import Iterable
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import msgspec
 from msgspec import Struct
@@ -89,7 +89,7 @@ class Ranks(Struct, frozen=True):
     """This one."""
 
 
-class _Forward(NamedTuple):
+class _Forward(Struct, frozen=True):
     """A dispatched forward that awaits its commit."""
 
     batch: Batch

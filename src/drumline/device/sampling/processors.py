@@ -69,7 +69,8 @@ def load_processors(names: Sequence[str], vocab: int) -> Mapping[str, LogitsProc
                 f"{name!r} is not registered under the entry points {GROUP!r}; {registered} is",
             )
         try:
-            made[name] = entry.load()(vocab)
+            factory: Factory = entry.load()
+            made[name] = factory(vocab)
         except Exception as error:  # whatever foreign code does while it loads
             raise ConfigError(
                 "--logits-processors", f"{name!r} ({entry.value}) does not load: {error!r}"
