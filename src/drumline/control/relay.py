@@ -129,10 +129,12 @@ class Relay:
     def add_result(self, result: ForwardResult) -> None:
         """Count a committed forward towards this round's digest."""
         self._results = crc32(result.tokens, crc32(result.counts, self._results))
-        if len(result.nan_indices):
-            self._results = crc32(result.nan_indices, self._results)
-        if len(result.grammar_faults):
-            self._results = crc32(result.grammar_faults, self._results)
+        for kind, faulty in enumerate(
+            (result.nan_indices, result.grammar_faults, result.stuck, result.processor_faults), 1
+        ):
+            if len(faulty):
+                # Whose request ends is not all: each kind ends it in another way.
+                self._results = crc32(faulty, self._results ^ kind)
 
     def close(self) -> Digest:
         """End the round; the next exchange carries its digest."""

@@ -58,8 +58,10 @@ def plan(round_, rows):
     return Plan(round=round_, batch=batch)
 
 
-def result(*tokens):
-    return ForwardResult(tokens=np.array(tokens, np.int32), counts=np.ones(len(tokens), np.int32))
+def result(*tokens, **faulty):
+    return ForwardResult(
+        tokens=np.array(tokens, np.int32), counts=np.ones(len(tokens), np.int32), **faulty
+    )
 
 
 @pytest.mark.parametrize(
@@ -82,6 +84,17 @@ def test_a_member_that_ran_another_round_stops_both_with_the_field_that_differs(
     for error in exchange(pair):
         assert isinstance(error, InvariantError)
         assert said in str(error)
+
+
+def test_every_way_in_which_a_row_ends_makes_another_round_of_it():
+    one = np.array([1], np.int32)
+    kinds = ("nan_indices", "grammar_faults", "stuck", "processor_faults")
+    digests = set()
+    for ran in (result(7, 8), *(result(7, 8, **{kind: one}) for kind in kinds)):
+        relay = Relay(SoloGroup())
+        relay.add_result(ran)
+        digests.add(relay.close().results)
+    assert len(digests) == 1 + len(kinds)
 
 
 def test_a_member_that_skipped_a_round_is_named(pair):
