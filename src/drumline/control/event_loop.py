@@ -64,6 +64,9 @@ from drumline.scheduler.scheduler import Scheduler
 IDLE_WAIT_S = 0.01
 """How long an idle round waits for a message before it looks at its stop request again."""
 
+_SPARE_WITHHELD = 16
+"""Withheld requests that may be over already; fewer are not worth a search."""
+
 _PAUSED = Ending(Reason.ABORT, "the engine was paused, which ended what ran", NO_CAPACITY)
 
 _log = logging.getLogger(__name__)
@@ -319,13 +322,14 @@ class EventLoop:
         admitted = self._grammars.hold(admitted)
         if self._controls.withholding:
             self._withheld += admitted
+            if len(self._withheld) > 2 * self._outputs.running + _SPARE_WITHHELD:
+                # A pause may last, and clients come and go meanwhile.
+                self._withheld = self._owned(self._withheld)
             return
         if self._withheld:
             admitted = self._withheld + admitted
             self._withheld = []
-        # One that was aborted since it arrived is over.
-        admitted = [each for each in admitted if self._outputs.owns(each.request)]
-        admitted = self._queued(admitted)
+        admitted = self._queued(self._owned(admitted))
         if not admitted:
             return
         self._data_plane.admit([each.admission for each in admitted])
@@ -344,6 +348,10 @@ class EventLoop:
         if refused is not None:
             ending = Ending(Reason.ABORT, refused, CLIENT_ERROR)
             self._outputs.fail([each.request.rid for each in admitted], ending, self._now_us)
+
+    def _owned(self, admitted: list[Admitted]) -> list[Admitted]:
+        """Return the requests that were not aborted since they arrived."""
+        return [each for each in admitted if self._outputs.owns(each.request)]
 
     def _queued(self, admitted: list[Admitted]) -> list[Admitted]:
         """Return the requests that the queue has room for; the others end here, with 429."""

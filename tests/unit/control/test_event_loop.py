@@ -1,3 +1,4 @@
+import gc
 import logging
 
 import pytest
@@ -6,6 +7,7 @@ from drumline.contract.messages import CallReply
 from drumline.contract.outputs import Load
 from drumline.control.load_report import HEARTBEAT_US
 from drumline.control.output.crossings import REMEMBERED_US
+from drumline.control.requests import Admitted
 from drumline.core.errors import InvariantError
 from drumline.replay.simulator import Simulation, small_specs
 from drumline.scheduler.scheduler import Scheduler
@@ -248,6 +250,21 @@ def test_an_aborting_pause_ends_what_runs_but_not_what_came_after(sim):
     sim.call(2, "resume_scheduler")
     sim.run_until_idle()
     assert len(sim.answer("b").ids) == 2
+
+
+def test_requests_that_are_withheld_and_aborted_are_not_kept(sim):
+    sim.call(1, "pause_scheduler", "keep")
+    sim.submit("kept", PROMPT, max_new_tokens=2, ignore_eos=True)
+    for number in range(200):
+        sim.submit(f"{number}", PROMPT, max_new_tokens=2)
+        sim.run(1)
+        sim.abort(f"{number}")
+    sim.run(1)
+    gc.collect()
+    assert sum(isinstance(each, Admitted) for each in gc.get_objects()) < 50
+    sim.call(2, "resume_scheduler")
+    sim.run_until_idle()
+    assert len(sim.answer("kept").ids) == 2
 
 
 def test_an_id_used_again_while_withheld_is_admitted_once(sim):
