@@ -79,6 +79,8 @@ class EngineControl:
         try:
             return await self._engine.call(method, *args, timeout_s=self._timeout_s)
         except PeerError as error:
+            # Whatever it was asked, nobody knows that it rests: its silence counts again.
+            self._note(False)
             if self._engine.closed.is_set():
                 raise as_request_error(error) from error
             raise RequestError(503, str(error), code="engine_silent") from error

@@ -6,6 +6,7 @@ import pytest
 from tests.fakes.http import run, served, until
 
 from drumline.core.config import ServerConfig
+from drumline.core.errors import PeerError, RequestError
 from drumline.frontend.control_routes import control_routes
 from drumline.frontend.engine_control import EngineControl
 from drumline.frontend.health import health_of
@@ -137,6 +138,25 @@ async def test_a_pause_that_is_refused_leaves_the_engine_at_work():
     )
     control = EngineControl(link, 1.0, link)
     assert not (await control.pause("wait")).success
+    link.time = 2_000_000
+    assert control.serving_s == 2.0
+
+
+class Mute(Silenced):
+    """One that answers nothing."""
+
+    closed = asyncio.Event()
+
+    async def call(self, method, *args, timeout_s):
+        raise PeerError(f"engine 0 did not answer {method} within {timeout_s:g} s")
+
+
+@run
+async def test_a_pause_that_is_never_answered_does_not_excuse_silence():
+    link = Mute()
+    control = EngineControl(link, 1.0, link)
+    with pytest.raises(RequestError):
+        await control.pause("keep")
     link.time = 2_000_000
     assert control.serving_s == 2.0
 
