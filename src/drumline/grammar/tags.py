@@ -95,8 +95,15 @@ class _Lark:
         begin, end = tag.get("begin"), tag.get("end")
         if not isinstance(begin, str) or not isinstance(end, str):
             raise RefusedGrammarError("a tag has a begin and an end, which are strings")
-        content = self.write(tag.get("content"))
-        return self._rule(f"{_quoted(begin[len(begun) :])} {content} {_quoted(end)}")
+        begin_left = _quoted(begin[len(begun) :])
+        inner = tag.get("content")
+        if isinstance(inner, dict) and inner == {"type": "any_text"} and end:
+            # Lazy: free text ends at the first end in it.
+            name = f"until_{len(self.rules)}"
+            self.rules.append(f"{name}[lazy]: {_ANY_TEXT} {_quoted(end)}")
+            return self._rule(f"{begin_left} {name}")
+        content = self.write(inner)
+        return self._rule(f"{begin_left} {content} {_quoted(end)}")
 
     def _separated(self, format_: dict[str, Any]) -> str:
         one = self._rule(" | ".join(self._tag(tag, "") for tag in _parts(format_, "tags")))

@@ -207,13 +207,33 @@ async def test_reasoning_that_the_prompt_opened_is_told_apart(embedded):
 
 
 @run
-async def test_an_answer_that_is_held_to_a_form_has_no_reasoning(embedded):
-    async with talking(embedded, '{"a": 1}', template=THINKS) as it:
-        held = {"chat_template_kwargs": {"enable_thinking": True}}
-        (choice,) = (
-            await it.ask(tools=[], response_format={"type": "json_object"}, extra_body=held)
-        ).choices
-        assert choice.message.content == '{"a": 1}'
+async def test_an_answer_that_is_held_to_a_form_has_it_behind_reasoning_that_was_opened(embedded):
+    async with talking(embedded, 'Hm.</think>\n\n{"a": 1}', template=THINKS) as it:
+        opened = {"chat_template_kwargs": {"enable_thinking": True}}
+        form = {"type": "json_object"}
+        (choice,) = (await it.ask(tools=[], response_format=form, extra_body=opened)).choices
+        assert (choice.message.content, choice.message.reasoning_content) == ('{"a": 1}', "Hm.")
+        sent = it.fake.requests[-1].sampling_params
+        free, held = json.loads(sent.structural_tag)["format"]["elements"]
+        assert (free["begin"], free["end"]) == ("", "</think>\n\n")
+        assert held == {"type": "json_schema", "json_schema": {"type": "object"}}
+        assert sent.json_schema is None
+        await it.ask(tool_choice="required", extra_body=opened)
+        free, held = json.loads(it.fake.requests[-1].sampling_params.structural_tag)["format"][
+            "elements"
+        ]
+        assert (free["end"], len(held["tags"])) == ("</think>\n\n", 2)
+
+
+@run
+async def test_an_answer_that_is_held_to_a_form_from_its_beginning_has_no_reasoning(embedded):
+    async with talking(embedded, "a</think>", template=THINKS) as it:
+        (choice,) = (await it.ask(tools=[], response_format={"type": "json_object"})).choices
+        assert choice.message.content == "a</think>"
+        assert it.fake.requests[-1].sampling_params.json_schema == '{"type":"object"}'
+        other = {"chat_template_kwargs": {"enable_thinking": True}, "regex": "a.*"}
+        (choice,) = (await it.ask(tools=[], extra_body=other)).choices
+        assert choice.message.content == "a</think>"
 
 
 @run

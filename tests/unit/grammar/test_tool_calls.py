@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from drumline.client.tool_calls import CallFormat, Forced, Tool, call_grammar
+from drumline.contract.grammar import GrammarKey, GrammarKind
 from drumline.core.errors import RequestError
 from drumline.grammar.prepare import prepared
 
@@ -102,3 +103,19 @@ def test_what_cannot_be_asked_is_refused_by_its_name():
         call_grammar([], Forced.REQUIRED, CallFormat.HERMES)
     with pytest.raises(RequestError, match="'auto' cannot be held"):
         call_grammar(TOOLS, Forced.AUTO, CallFormat.JSON)
+
+
+@pytest.mark.parametrize("format_", list(CallFormat))
+def test_a_forced_call_may_come_behind_free_text_that_ends_at_its_first_end(library, format_):
+    held = json.loads(call_grammar([STOP], "stop", format_).source)["format"]
+    free = {"type": "tag", "begin": "", "content": {"type": "any_text"}, "end": "</think>\n\n"}
+    tag = json.dumps({"format": {"type": "sequence", "elements": [free, held]}})
+    grammar = library.backend.compile(prepared(GrammarKey(GrammarKind.STRUCTURAL_TAG, tag)))
+    call = {
+        CallFormat.HERMES: '<tool_call>\n{"name": "stop", "arguments": {}}\n</tool_call>',
+        CallFormat.LLAMA_JSON: '{"name": "stop", "parameters": {}}',
+        CallFormat.JSON: '[{"name": "stop", "arguments": {}}]',
+    }[format_]
+    assert library.accepts(grammar, f"Hm. < {{x}}\n</think>\n\n{call}", masked=False)
+    assert not library.accepts(grammar, f"Hm.</think>\n\nNo. {call}", masked=False)
+    assert not library.accepts(grammar, call, masked=False)

@@ -12,6 +12,7 @@ from drumline.core.errors import RequestError
 from drumline.frontend.generation import Asked, Piece
 from drumline.frontend.openai.calls import asked_of, encoded
 from drumline.frontend.openai.grammar import grammar_params
+from drumline.frontend.openai.held import behind_reasoning
 from drumline.frontend.openai.messages import template_messages
 from drumline.frontend.openai.sampling import answer_length, logprob_count, prompt_logprob_count
 from drumline.frontend.openai.schema import ChatRequest
@@ -48,16 +49,6 @@ class ChatTurn:
                 400, "tool_choice: the answer is held to another form at the same time",
                 param="tool_choice", code="invalid_combination",
             )  # fmt: skip
-        # What is held to a form has it from its first token on, which leaves no room to reason.
-        reasons = service.form.reasons and request.separate_reasoning is not False
-        reasons = reasons and not tools.forced and not grammar_params(request)
-        self._reading = Reading(
-            reasons=reasons,
-            opened=reasons and self._opened(text),
-            calls=tools.format,
-            names=tools.names,
-            most_calls=tools.most,
-        )
         newer = request.max_completion_tokens is not None
         max_param = "max_completion_tokens" if newer else "max_tokens"
         asked_tokens = request.max_completion_tokens if newer else request.max_tokens
@@ -74,6 +65,20 @@ class ChatTurn:
         sampling = asked.sampling
         if tools.held is not None:
             sampling = replace(sampling, structural_tag=tools.held.source)
+        reasons, opened = service.form.reasons, service.form.reasons and self._opened(text)
+        if tools.forced or grammar_params(request):
+            # What is held to a form has it from its first token on, unless it can come later.
+            later = behind_reasoning(sampling) if opened else None
+            sampling = sampling if later is None else later
+            reasons = later is not None
+        reasons = reasons and request.separate_reasoning is not False
+        self._reading = Reading(
+            reasons=reasons,
+            opened=opened,
+            calls=tools.format,
+            names=tools.names,
+            most_calls=tools.most,
+        )
         looks = reasons or tools.format is not None
         return replace(asked, sampling=sampling, shown=service.mark_ids if looks else frozenset())
 
