@@ -16,6 +16,7 @@ from drumline.contract.grammar import Attachment, GrammarKey, GrammarState
 from drumline.contract.messages import CallReply, Message
 from drumline.contract.outputs import Load, OutputColumns
 from drumline.contract.plan import Plan
+from drumline.contract.regions import Region
 from drumline.contract.request import Admission
 from drumline.contract.result import ForwardResult
 
@@ -147,8 +148,9 @@ class Dispatch(Struct, frozen=True, eq=False):
 class DataPlane(Protocol):
     """The device side: the closed list of what the control plane may ask of it.
 
-    Operations are queued for the forward thread in call order, and none but
-    `complete` and `idle_forward` waits; `poll_cache_acks` is a question, answered at once.
+    Operations are queued for the forward thread in call order, and none waits but
+    `complete`, `idle_forward` and the rare ones at the end; `poll_cache_acks` is a question,
+    answered at once.
     Every operation raises InvariantError once the forward thread has failed.
     """
 
@@ -175,3 +177,12 @@ class DataPlane(Protocol):
 
     def release(self, rids: Sequence[str]) -> None:
         """Forget ended requests, behind the forwards that read what they hold."""
+
+    def release_memory(self, regions: Sequence[Region]) -> str | None:
+        """Give regions of memory back; returns why it cannot, and then all are there.
+
+        No forward and no cache operation may be under way, nor any until all are restored.
+        """
+
+    def restore_memory(self, regions: Sequence[Region]) -> None:
+        """Take regions back: weights as they were, the KV cache blank."""

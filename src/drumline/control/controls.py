@@ -1,86 +1,102 @@
-"""The control operations: which are asked for, what they allow, how each is answered.
+"""The control operations: which are asked for, what they mean, how each is answered.
 
-Whether the engine admits and forwards is kept here. An operation that every rank
-must run in the same round waits here until the round's gate takes it; a pause that
-drains waits for the round to say that it has. It runs nothing itself and knows no
-scheduler.
+An operation that every rank must run in the same round waits here until the round's
+gate takes it; a pause or a release that drains waits for the round to say that it has.
+It runs nothing itself and knows no scheduler.
 """
 
 from collections.abc import Callable
-from enum import IntEnum, StrEnum
+from typing import Any
 
 from drumline.contract.messages import CallAsked, CallReply
+from drumline.contract.regions import Region
+from drumline.control.standing import (
+    Drained,
+    Draining,
+    Effect,
+    Event,
+    PauseAsked,
+    PauseMode,
+    ReleaseAsked,
+    Released,
+    Releasing,
+    Reply,
+    ResumeAsked,
+    Serving,
+    State,
+    WakeAsked,
+    frozen,
+    gone,
+    step,
+)
 
-
-class PauseMode(StrEnum):
-    """What a pause does with the requests that run."""
-
-    ABORT = "abort"  # end them, then stop
-    WAIT = "wait"  # let them finish, then stop
-    KEEP = "keep"  # stop at once, and keep them
-
-
-class Permission(IntEnum):
-    """What the engine may do; each allows less than the one before."""
-
-    SERVE = 0
-    FINISH = 1  # requests that arrive are withheld
-    NOTHING = 2  # no forward runs either
+_Effects = tuple[Effect, ...]
 
 
 class Controls:
     """Operations that wait for their gate or drain, and answers that wait for the round's end."""
 
     def __init__(self) -> None:
-        self._permission = Permission.SERVE
-        self._drain: int | None = None
-        """The call whose answer waits until nothing runs."""
-        self._abort_all = False
+        self._state: State = Serving()
         self._flushes: list[int] = []
         self._replies: list[CallReply] = []
         self._curious: list[int] = []
-        self._methods: dict[str, Callable[[CallAsked], None]] = {
+        self._methods: dict[str, Callable[[CallAsked], _Effects]] = {
             "cache_state": self._cache_state,
             "flush_cache": self._flush_cache,
             "is_scheduler_paused": self._is_scheduler_paused,
+            "is_sleeping": self._is_sleeping,
             "pause_scheduler": self._pause_scheduler,
+            "release_memory_occupation": self._release_memory,
+            "resume_memory_occupation": self._resume_memory,
             "resume_scheduler": self._resume_scheduler,
         }
 
-    def ask(self, call: CallAsked) -> None:
-        """Take an operation in; one that waits for nothing is answered at the round's end."""
+    def ask(self, call: CallAsked) -> _Effects:
+        """Take an operation in, and return what must happen now.
+
+        One that waits for nothing is answered at the round's end.
+        """
         method = self._methods.get(call.method)
         if method is not None:
-            method(call)
-            return
+            return method(call)
         known = ", ".join(self._methods)
-        self._reply(call, False, f"this engine has no operation {call.method!r}; it has {known}")
+        return self._reply(
+            call, False, f"this engine has no operation {call.method!r}; it has {known}"
+        )
 
     @property
     def withholding(self) -> bool:
         """Whether requests that arrive are kept from the scheduler."""
-        return self._permission is not Permission.SERVE
+        return not isinstance(self._state, Serving)
 
     @property
     def frozen(self) -> bool:
         """Whether no forward may run."""
-        return self._permission is Permission.NOTHING
+        return frozen(self._state)
 
     @property
     def draining(self) -> bool:
-        """Whether an answer waits until nothing runs."""
-        return self._drain is not None
+        """Whether a pause waits until nothing runs."""
+        return isinstance(self._state, Draining)
+
+    @property
+    def releasing(self) -> tuple[Region, ...]:
+        """The regions that are to be given back once nothing runs."""
+        return self._state.regions if isinstance(self._state, Releasing) else ()
+
+    @property
+    def gone(self) -> tuple[Region, ...]:
+        """The regions that are given back."""
+        return gone(self._state)
 
     def drained(self) -> None:
         """Answer the pause that waited for this."""
-        if self._drain is not None:
-            self._replies.append(CallReply(self._drain, True))
-            self._drain = None
+        self._step(Drained())
 
-    def take_abort_all(self) -> bool:
-        """Whether a pause ends every request; true once."""
-        taken, self._abort_all = self._abort_all, False
-        return taken
+    def released(self, fault: str | None) -> None:
+        """Answer the release that waited for this; with a `fault`, nothing was given back."""
+        self._step(Released(fault))
 
     @property
     def flush_wanted(self) -> bool:
@@ -108,39 +124,68 @@ class Controls:
         replies, self._replies = self._replies, []
         return replies
 
-    def _reply(self, call: CallAsked, success: bool, message: str = "") -> None:
+    def _reply(self, call: CallAsked, success: bool, message: str = "") -> _Effects:
         self._replies.append(CallReply(call.call_id, success, message))
+        return ()
 
-    def _cache_state(self, call: CallAsked) -> None:
+    def _step(self, event: Event) -> _Effects:
+        """Return the effects of an event but for its answers, which are kept for the end."""
+        self._state, effects = step(self._state, event)
+        self._replies += [
+            CallReply(effect.call, effect.success, effect.message)
+            for effect in effects
+            if isinstance(effect, Reply)
+        ]
+        return tuple(effect for effect in effects if not isinstance(effect, Reply))
+
+    # One method for each operation.
+
+    def _cache_state(self, call: CallAsked) -> _Effects:
         self._curious.append(call.call_id)
+        return ()
 
-    def _flush_cache(self, call: CallAsked) -> None:
+    def _flush_cache(self, call: CallAsked) -> _Effects:
         self._flushes.append(call.call_id)
+        return ()
 
-    def _is_scheduler_paused(self, call: CallAsked) -> None:
-        self._reply(call, True, "true" if self.withholding else "false")
+    def _is_scheduler_paused(self, call: CallAsked) -> _Effects:
+        return self._reply(call, True, "true" if self.withholding else "false")
 
-    def _pause_scheduler(self, call: CallAsked) -> None:
-        asked = call.args[0] if call.args else PauseMode.ABORT
-        if isinstance(asked, dict):
-            asked = asked.get("mode", PauseMode.ABORT)
+    def _is_sleeping(self, call: CallAsked) -> _Effects:
+        return self._reply(call, True, "true" if self.gone else "false")
+
+    def _pause_scheduler(self, call: CallAsked) -> _Effects:
+        asked = _argument(call, "mode") or PauseMode.ABORT
         if asked not in tuple(PauseMode):
             modes = ", ".join(PauseMode)
-            self._reply(call, False, f"invalid pause mode {asked!r}; it is one of {modes}")
-        elif self._drain is not None:
-            self._reply(call, False, "a pause is already in progress")
-        elif asked == PauseMode.KEEP:
-            self._permission = Permission.NOTHING
-            self._reply(call, True)
-        else:
-            self._permission = Permission.FINISH
-            self._drain = call.call_id
-            self._abort_all = asked == PauseMode.ABORT
+            return self._reply(call, False, f"invalid pause mode {asked!r}; it is one of {modes}")
+        return self._step(PauseAsked(call.call_id, PauseMode(asked)))
 
-    def _resume_scheduler(self, call: CallAsked) -> None:
-        if self._drain is not None:
-            self._replies.append(CallReply(self._drain, False, "resumed before the pause drained"))
-            self._drain = None
-        self._permission = Permission.SERVE
-        self._abort_all = False
-        self._reply(call, True)
+    def _resume_scheduler(self, call: CallAsked) -> _Effects:
+        return self._step(ResumeAsked(call.call_id))
+
+    def _release_memory(self, call: CallAsked) -> _Effects:
+        regions = self._regions(call)
+        return () if isinstance(regions, str) else self._step(ReleaseAsked(call.call_id, regions))
+
+    def _resume_memory(self, call: CallAsked) -> _Effects:
+        regions = self._regions(call)
+        return () if isinstance(regions, str) else self._step(WakeAsked(call.call_id, regions))
+
+    def _regions(self, call: CallAsked) -> tuple[Region, ...] | str | None:
+        """Return the regions that a call names in their order, None for none, or its refusal."""
+        tags = _argument(call, "tags")
+        if tags is None:
+            return None
+        known = list(Region)
+        if not isinstance(tags, list | tuple) or any(tag not in known for tag in tags):
+            refusal = f"invalid tags {tags!r}; there are {', '.join(known)}"
+            self._reply(call, False, refusal)
+            return refusal
+        return tuple(region for region in Region if region in tags)
+
+
+def _argument(call: CallAsked, name: str) -> Any:
+    """Return a call's only argument, which may stand in a map; None without one."""
+    asked = call.args[0] if call.args else None
+    return asked.get(name) if isinstance(asked, dict) else asked

@@ -34,6 +34,7 @@ from drumline.contract.ports import (
     Group,
     Reduce,
 )
+from drumline.contract.regions import Region
 from drumline.contract.request import GenerateRequest
 from drumline.contract.specs import DeviceSpecs
 from drumline.control.batch_log import BatchLog
@@ -58,6 +59,7 @@ from drumline.control.requests import (
     Reason,
     Refusal,
 )
+from drumline.control.standing import AbortAll, CancelUnscheduled, Restore
 from drumline.scheduler.events import HeadEvent, Tick
 from drumline.scheduler.scheduler import Scheduler
 
@@ -175,7 +177,8 @@ class EventLoop:
         self._admit(relayed.messages)
         self._admit_grammars()
         # Memory that is released on any replica leaves no forward a place to run in.
-        frozen = self._gate().released or self._controls.frozen
+        gate = self._gate()
+        frozen = gate.released or self._controls.frozen
 
         # Head: what this round's plan must know already. Whether forwards are allowed, and
         # which copies are done: whoever waits for one would wait a round longer otherwise.
@@ -216,7 +219,7 @@ class EventLoop:
             self._data_plane.release(outcome.released)
             if self._history is not None:
                 self._history.forget(outcome.released)
-        self._finish_drain()
+        self._finish_drain(gate)
         self._send(outcome.columns)
         if outcome.ended and self._relay.owner:
             log_ended(outcome.ended)
@@ -278,16 +281,21 @@ class EventLoop:
                 case CallAsked():
                     self._submit(admitted)
                     admitted = []
-                    drained_before = self._controls.draining
-                    self._controls.ask(message)
-                    if self._controls.draining and not drained_before:
-                        # A drain ends what the scheduler does not hold yet.
-                        waited = [request.rid for request in self._grammars.cancel()]
-                        self._outputs.fail(waited, _PAUSED, self._now_us)
-                    if self._controls.take_abort_all():
-                        self._outputs.abort_all(_PAUSED, self._now_us)
+                    self._control(message)
         self._submit(admitted)
         self._outputs.expire(self._now_us)
+
+    def _control(self, call: CallAsked) -> None:
+        """Do what a control operation wants done at once."""
+        for effect in self._controls.ask(call):
+            match effect:
+                case CancelUnscheduled():
+                    waited = [request.rid for request in self._grammars.cancel()]
+                    self._outputs.fail(waited, _PAUSED, self._now_us)
+                case AbortAll():
+                    self._outputs.abort_all(_PAUSED, self._now_us)
+                case Restore(regions=regions):
+                    self._data_plane.restore_memory(regions)
 
     def _is_new(self, request: GenerateRequest, arrived: set[str]) -> bool:
         """Whether a request's id is free; sorted out before anything is refused or registered."""
@@ -384,7 +392,11 @@ class EventLoop:
 
     def _held(self) -> Held:
         """Return what this rank brings to the gate."""
-        return Held(flush=self._controls.flush_wanted)
+        return Held(
+            flush=self._controls.flush_wanted,
+            release=bool(self._controls.releasing),
+            released=bool(self._controls.gone),
+        )
 
     def _converge(self, mine: bool) -> bool:
         """Whether every rank says yes. Collective: over the replica, then the world."""
@@ -479,10 +491,37 @@ class EventLoop:
             self._outputs.commit(forward.batch, result, told_us)
             self._batch_log.committed(len(result.tokens))
 
-    def _finish_drain(self) -> None:
-        """Tell a pause that waits for it that nothing runs any more."""
-        if self._controls.draining and not self._in_flight and not self._scheduling:
+    def _finish_drain(self, gate: Passed) -> None:
+        """Tell a pause that waits for it that nothing runs any more; release memory."""
+        drained = not self._in_flight and not self._scheduling
+        if drained and self._controls.draining:
             self._controls.drained()
+        if gate.release:
+            self._release(drained)
+
+    def _release(self, drained: bool) -> None:
+        """Give memory back on every rank, once none can need it any more.
+
+        Collective: on every rank of the engine, in the rounds in which the gate says that some
+        replica waits for it. A replica that is not asked yet could still admit a request, so
+        it holds the others up.
+        """
+        regions = self._controls.releasing
+        clears = Region.KV_CACHE in regions
+        ready = bool(regions) and drained and not self._cache_ops.open
+        if not self._converge(ready and not (clears and not self._scheduler.can_clear_l1())):
+            return
+        if clears:
+            self._scheduler.clear_l1()
+        fault = self._data_plane.release_memory(regions)
+        if not self._converge(fault is None):
+            if fault is None:
+                self._data_plane.restore_memory(regions)
+                fault = "another rank could not"
+            self._controls.released(fault)
+            return
+        self._controls.released(None)
+        _log.info("released %s", ", ".join(regions))
 
     # What is told
 

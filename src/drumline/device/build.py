@@ -37,6 +37,7 @@ from drumline.device.page import BLOCK_TOKENS
 from drumline.device.parallel import Alone, TensorGroup
 from drumline.device.sampling.processors import load_processors
 from drumline.device.sampling.sampler import Sampler
+from drumline.device.weights.store import WeightStore
 
 _log = logging.getLogger(__name__)
 
@@ -111,9 +112,8 @@ def _build(config: Config, group: TensorGroup) -> DeviceBuild:
         backend = Backend("torch, deterministic", TorchLinear, FixedAttention)
         apportioned = in_blocks
     with _load_threads(weights):
-        decoder = load_decoder(
-            model, checkpoint.weights, backend, dtype, device, group, apportioned
-        )
+        store = WeightStore(dtype, device)
+        decoder = load_decoder(model, checkpoint.weights, backend, store, group, apportioned)
     pool = KvPool(
         layers=model.layers,
         blocks=budget.pages,
@@ -176,7 +176,7 @@ def _build(config: Config, group: TensorGroup) -> DeviceBuild:
         max_retracted_requests=budget.host.max_retracted,
         history=need,
     )
-    handle = DeviceHandle(executor, pool, table, sampler, cache)
+    handle = DeviceHandle(executor, pool, table, sampler, cache, store)
     return DeviceBuild(specs, handle, StartUp(load_ms, budget.pool_bytes))
 
 

@@ -11,6 +11,7 @@ from drumline.contract.cache import CacheAck, WriteBack
 from drumline.contract.grammar import Attachment
 from drumline.contract.plan import Plan
 from drumline.contract.ports import Dispatch, DpRound
+from drumline.contract.regions import Region
 from drumline.contract.request import Admission
 from drumline.contract.result import ForwardResult
 from drumline.core.errors import InvariantError
@@ -73,6 +74,14 @@ class QueuedDataPlane:
     def release(self, rids: Sequence[str]) -> None:
         """Queue: forget ended requests, behind the forwards that read what they hold."""
         self._thread.submit(partial(self._handle.release, tuple(rids)))
+
+    def release_memory(self, regions: Sequence[Region]) -> str | None:
+        """Give regions of memory back, and wait; returns why it cannot."""
+        return self._thread.call(partial(self._handle.release_memory, tuple(regions)))
+
+    def restore_memory(self, regions: Sequence[Region]) -> None:
+        """Take regions back, and wait."""
+        self._thread.submit(partial(self._handle.restore_memory, tuple(regions))).wait()
 
     def shutdown(self) -> None:
         """Let what is queued run, then end the forward thread."""

@@ -5,6 +5,7 @@ It knows the order in which a plan is carried out; what the parts do is the
 executor's and the pool's business.
 """
 
+import tempfile
 from collections.abc import Sequence
 
 import torch
@@ -13,12 +14,14 @@ from drumline.contract.cache import CacheAck, CacheOp
 from drumline.contract.grammar import Attachment
 from drumline.contract.plan import Plan
 from drumline.contract.ports import Dispatch, DpRound
+from drumline.contract.regions import Region
 from drumline.contract.request import Admission
 from drumline.contract.result import ForwardResult
 from drumline.device.executor import Executor
 from drumline.device.host_cache import HostCache
 from drumline.device.kv import BlockTable, KvPool
 from drumline.device.sampling.sampler import Sampler
+from drumline.device.weights.store import WeightStore
 
 
 class DeviceHandle:
@@ -27,7 +30,7 @@ class DeviceHandle:
     Thread: forward thread, where a method does not say otherwise.
     """
 
-    __slots__ = ("_cache", "_executor", "_pool", "_sampler", "_table")
+    __slots__ = ("_cache", "_executor", "_pool", "_sampler", "_table", "_weights")
 
     def __init__(
         self,
@@ -36,11 +39,13 @@ class DeviceHandle:
         table: BlockTable,
         sampler: Sampler,
         cache: HostCache,
+        weights: WeightStore,
     ) -> None:
         self._cache = cache
         self._executor = executor
         self._pool = pool
         self._table = table
+        self._weights = weights
         self._sampler = sampler
 
     def admit(self, requests: Sequence[Admission]) -> None:
@@ -107,3 +112,23 @@ class DeviceHandle:
     def idle_forward(self, dp: DpRound) -> None:
         """Take part in what the other replicas forward, without a batch of one's own."""
         self._executor.idle(dp)
+
+    def release_memory(self, regions: Sequence[Region]) -> str | None:
+        """Give regions of memory back; returns why it cannot, and then all are there."""
+        why = self._weights.why_kept or self._pool.why_kept
+        if why is not None:
+            return why
+        if Region.WEIGHTS in regions:
+            try:
+                # The one step that may fail, so it comes before all others.
+                self._weights.offload()
+            except OSError as error:
+                return f"no room to keep the weights in {tempfile.gettempdir()}: {error.strerror}"
+        if Region.KV_CACHE in regions:
+            self._pool.give_back()
+        return None
+
+    def restore_memory(self, regions: Sequence[Region]) -> None:
+        """Take regions back: weights as they were, the KV cache blank."""
+        if Region.WEIGHTS in regions:
+            self._weights.restore()

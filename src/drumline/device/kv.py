@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from drumline.contract.arena import PageLayout
 from drumline.contract.arrays import IntArray
 from drumline.core.errors import ConfigError
-from drumline.device.memory import device_memory
+from drumline.device.memory import Memory
 
 
 class KvPool:
@@ -27,7 +27,7 @@ class KvPool:
     Block 0 is the null block: nobody owns it, and what is read from it is masked.
     """
 
-    __slots__ = ("block_tokens", "bytes", "keys", "layout", "values")
+    __slots__ = ("_memory", "block_tokens", "bytes", "keys", "layout", "values")
 
     def __init__(
         self,
@@ -46,13 +46,22 @@ class KvPool:
         # Whoever changes how a block's bytes are read names it here.
         tag = f"tokens-heads-dims {block_tokens}x{kv_heads}x{head_dim} {name}"
         self.layout = PageLayout(tag, 2 * layers, field_bytes)
-        memory = device_memory(blocks * self.layout.block_bytes, device)
-        parts = memory.view(2 * layers, blocks, field_bytes)
+        self._memory = Memory(blocks * self.layout.block_bytes, device)
+        parts = self._memory.bytes.view(2 * layers, blocks, field_bytes)
         fields = [part.view(dtype).view(shape) for part in parts]
         self.block_tokens = block_tokens
         self.keys, self.values = fields[::2], fields[1::2]
         self.bytes: NDArray[np.uint8] = parts.transpose(0, 1).numpy()
         """The same memory as blocks, `[blocks, fields, field_bytes]`: what threads copy."""
+
+    @property
+    def why_kept(self) -> str | None:
+        """Why the memory cannot be given back, if so."""
+        return self._memory.why_kept
+
+    def give_back(self) -> None:
+        """Return the memory to the system; every block is blank from then on."""
+        self._memory.give_back()
 
     def zero(self, blocks: IntArray) -> None:
         """Blank blocks for a new owner."""

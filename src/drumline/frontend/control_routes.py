@@ -7,7 +7,7 @@ whether or not its client waits for it.
 
 from collections.abc import Awaitable, Callable
 from typing import Any, Generic, TypeVar
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qs
 
 import msgspec
 from msgspec import Struct
@@ -25,6 +25,9 @@ Route = tuple[str, str, ASGIApp]
 
 T = TypeVar("T", bound=Struct)
 
+_LISTS = {"tags"}
+"""Fields that a query may name several times."""
+
 _encode = msgspec.json.Encoder().encode
 _decode_object = msgspec.json.Decoder(dict[str, Any])
 
@@ -36,7 +39,24 @@ def control_routes(service: Service) -> list[Route]:
     def asking(fields: type[T], run: Callable[[T], Awaitable[Struct]]) -> ASGIApp:
         return _Operation(service.server.max_body_bytes, fields, run)
 
-    pause, paused = _Pausing(control), asking(_Nothing, _Paused.of(control))
+    async def paused(_: _Nothing) -> _Paused:
+        return _Paused(await control.paused())
+
+    async def sleeping(_: _Nothing) -> _Sleeping:
+        return _Sleeping(await control.sleeping())
+
+    async def sleep(asked: _Sleep) -> Outcome:
+        if asked.level != 1:
+            raise RequestError(
+                501,
+                f"level {asked.level} is not supported; level 1 gives back all memory of weights "
+                "and KV cache, and keeps the weights in a file meanwhile",
+                param="level",
+            )
+        return await control.release(asked.tags)
+
+    pause = _Pausing(control)
+    wake = asking(_Tags, lambda asked: control.wake(asked.tags))
     resume = asking(_Nothing, lambda _: control.resume())
     flush = asking(_Nothing, lambda _: control.flush())
     return [
@@ -44,7 +64,12 @@ def control_routes(service: Service) -> list[Route]:
         ("POST", "/pause_generation", asking(_Pause, pause.finishing)),
         ("POST", "/resume", resume),
         ("POST", "/continue_generation", resume),
-        ("GET", "/is_paused", paused),
+        ("GET", "/is_paused", asking(_Nothing, paused)),
+        ("POST", "/sleep", asking(_Sleep, sleep)),
+        ("POST", "/release_memory_occupation", asking(_Tags, lambda a: control.release(a.tags))),
+        ("POST", "/wake_up", wake),
+        ("POST", "/resume_memory_occupation", wake),
+        ("GET", "/is_sleeping", asking(_Nothing, sleeping)),
         ("GET POST", "/flush_cache", flush),
         ("POST", "/reset_prefix_cache", flush),
     ]
@@ -73,10 +98,10 @@ class _Operation(Generic[T]):
     def _read(self, scope: Scope, body: bytes) -> T:
         """Return the fields of body and query. Raises RequestError 400 naming what does not fit."""
         given = decode_json(body, _decode_object) if body.strip() else {}
-        for name, value in parse_qsl(scope["query_string"].decode("latin-1")):
-            if name in given:
+        for name, values in parse_qs(scope["query_string"].decode("latin-1")).items():
+            if name in given or (len(values) > 1 and name not in _LISTS):
                 raise RequestError(400, f"{name} is given twice", param=name)
-            given[name] = value
+            given[name] = values if name in _LISTS else values[0]
         try:
             return msgspec.convert(given, self._fields, strict=False)
         except msgspec.ValidationError as error:
@@ -115,13 +140,16 @@ class _Pausing:
 
 
 class _Paused(Struct, frozen=True):
-    """Whether the engine is paused."""
-
     is_paused: bool
 
-    @classmethod
-    def of(cls, control: EngineControl) -> Callable[[_Nothing], Awaitable["_Paused"]]:
-        async def ask(_: _Nothing) -> _Paused:
-            return cls(await control.paused())
 
-        return ask
+class _Tags(Struct, forbid_unknown_fields=True):
+    tags: list[str] | None = None
+
+
+class _Sleep(_Tags, forbid_unknown_fields=True):
+    level: int = 1
+
+
+class _Sleeping(Struct, frozen=True):
+    is_sleeping: bool

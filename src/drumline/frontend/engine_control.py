@@ -67,6 +67,24 @@ class EngineControl:
         self._note(paused)
         return paused
 
+    async def release(self, tags: list[str] | None) -> Outcome:
+        """Let what runs finish, then give memory back; all of it that can be by default."""
+        self._note(True)
+        outcome = await self._asked("release_memory_occupation", tags)
+        if not outcome.success:
+            await self.paused()
+        return outcome
+
+    async def wake(self, tags: list[str] | None) -> Outcome:
+        """Take memory back, by default all that is gone; once none is, the engines serve."""
+        outcome = await self._asked("resume_memory_occupation", tags)
+        await self.paused()
+        return outcome
+
+    async def sleeping(self) -> bool:
+        """Whether memory of any engine is given back."""
+        return _any_says_true(await self._replies("is_sleeping"))
+
     async def flush(self) -> Outcome:
         """Forget every cached prefix, on all engines or on none."""
         return await self._asked("flush_cache")

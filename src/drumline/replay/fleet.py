@@ -8,7 +8,7 @@ asks to check.
 
 import random
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from msgspec import Struct
 
@@ -17,6 +17,7 @@ from drumline.collective.solo import SoloGroup
 from drumline.contract.layout import Layout
 from drumline.contract.ports import Group
 from drumline.contract.specs import DeviceSpecs
+from drumline.control.standing import PauseMode
 from drumline.core.errors import InvariantError
 from drumline.replay.simulator import ROUND_US, Simulation, small_specs
 
@@ -94,6 +95,8 @@ def scenario(seed: int) -> Scenario:
         engine, when = rng.randrange(layout.data), rng.randrange(15)
         acts[engine, when].append(calling(2, "pause_scheduler", "keep"))
         acts[engine, when + rng.randint(1, 12)].append(calling(3, "resume_scheduler"))
+    for engine, when, act in _controls(seed, layout):
+        acts[engine, when].append(act)
     slow = rng.choice((0, 0, 3, 1 << 20))
     suspends = rng.random() < 0.5  # noqa: PLR2004
     return Scenario(
@@ -113,6 +116,35 @@ def scenario(seed: int) -> Scenario:
         stopper=rng.randrange(layout.data),
         closes=rng.random() < _SOMETIMES,
     )
+
+
+def _controls(seed: int, layout: Layout) -> Iterator[tuple[int, int, Act]]:
+    """Draw pauses and releases of memory, which reach all engines in one order, early or late."""
+    rng = random.Random(f"{seed}, control operations")
+    if rng.random() >= _SOMETIMES:
+        return
+    operations: list[tuple[str, object]] = [
+        rng.choice(
+            (
+                ("pause_scheduler", rng.choice(tuple(PauseMode))),
+                ("resume_scheduler", None),
+                ("release_memory_occupation", rng.choice((None, ["kv_cache"], ["weights"]))),
+                ("resume_memory_occupation", rng.choice((None, ["kv_cache"], ["weights"]))),
+            )
+        )
+        for _ in range(rng.randint(1, 6))
+    ]
+    # However that went, all serves again in the end: a release that still waits is called off.
+    operations += [
+        ("resume_scheduler", None),
+        ("resume_memory_occupation", None),
+        ("resume_scheduler", None),
+    ]
+    heard = [rng.randrange(10) for _ in range(layout.data)]
+    for call_id, (method, argument) in enumerate(operations, 10):
+        for engine in range(layout.data):
+            yield engine, heard[engine], calling(call_id, method, argument)
+            heard[engine] += rng.choice((0, 1, 1, 4, 12))
 
 
 def submitting(asked: Asked) -> Act:
@@ -141,6 +173,8 @@ class Fleet:
         self.rounds: dict[int, int] = {}
         self.forwards: dict[int, list[tuple[int, tuple[int, ...]]]] = defaultdict(list)
         """By rank: the rounds in which it ran a forward, and what all ranks forwarded."""
+        self.gone: set[tuple[int, int]] = set()
+        """Ranks and rounds after which some of a rank's memory was released."""
         self._seed = seed
         self._busy: dict[tuple[int, int], bool] = {}
         """By engine and round: whether requests were left after it."""
@@ -179,6 +213,8 @@ class Fleet:
             stop = sim.loop.round(over and not self.played.closes)
             for forward in sim.plane.take_forwards():
                 self.forwards[rank].append((round_, forward.tokens if forward else ()))
+            if sim.plane.gone:
+                self.gone.add((rank, round_))
             if leads:
                 self._busy[engine, round_] = bool(sim.frontend.live or sim.frontend.queued)
             sim.clock.advance(ROUND_US)
@@ -217,11 +253,25 @@ class Fleet:
                     f"{self.forwards[peer]} and {self.forwards[rank]}"
                 )
             sim.check_drained()
+            if sorted(reply.call_id for reply in sim.frontend.replies) != sorted(
+                sim.frontend.calls
+            ):
+                raise InvariantError(f"rank {rank} did not answer every call once")
+        self._check_memory()
         ended = sorted(
             rid for engine in range(layout.data) for rid, _ in self.owner(engine).frontend.over
         )
         if ended != sorted(asked.rid for asked in self.played.asked):
             raise InvariantError(f"not every request ended once: {ended}")
+
+    def _check_memory(self) -> None:
+        """Raise InvariantError if a forward ran while any rank's memory was released."""
+        away = {round_ for rank, round_ in self.gone if (rank, round_ - 1) in self.gone}
+        for rank, forwards in self.forwards.items():
+            if without := away.intersection(round_ for round_, _ in forwards):
+                raise InvariantError(f"rank {rank} ran forwards in rounds {sorted(without)}")
+        if left := [rank for rank, sim in self.sims.items() if sim.plane.gone]:
+            raise InvariantError(f"ranks {left} ended without their memory")
 
 
 def _group(mesh: InProcessMesh, members: tuple[int, ...], name: str) -> Group:

@@ -6,7 +6,7 @@ request that is over, and no end twice.
 
 from msgspec import Struct
 
-from drumline.contract.messages import CallReply, Message, Submitted
+from drumline.contract.messages import CallAsked, CallReply, Message, Submitted
 from drumline.contract.outputs import Load, OutputColumns, PromptColumns
 from drumline.core.errors import InvariantError
 from drumline.replay.clock import ManualClock
@@ -41,6 +41,8 @@ class ScriptedFrontend:
         """Requests that ended, in order; a rid that was used again stands there again."""
         self.loads: list[tuple[int, Load]] = []
         self.replies: list[CallReply] = []
+        self.calls: list[int] = []
+        """What was asked for, by call id."""
 
     def push(self, *messages: Message) -> None:
         """Queue messages for the next receive."""
@@ -58,6 +60,8 @@ class ScriptedFrontend:
         for message in messages:
             if isinstance(message, Submitted):
                 self.live.setdefault(message.request.rid, Told())
+            elif isinstance(message, CallAsked):
+                self.calls.append(message.call_id)
         return messages
 
     def send(self, outputs: OutputColumns, load: Load) -> None:

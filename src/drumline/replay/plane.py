@@ -19,6 +19,7 @@ from drumline.contract.cache import CacheAck, CacheOp
 from drumline.contract.grammar import Attachment, Matcher
 from drumline.contract.plan import Batch, Bound, Plan
 from drumline.contract.ports import Dispatch, DpRound, LogprobPlan
+from drumline.contract.regions import Region
 from drumline.contract.request import Admission
 from drumline.contract.result import ForwardResult, RowLogprobs
 from drumline.contract.specs import AttentionKind, DeviceSpecs
@@ -35,6 +36,8 @@ class PagedPlane:
     `faulty` names requests whose logits are not finite. A cache operation is acknowledged
     at the `delay(op)`-th poll after it ran (0: at the next one), and one that is `failing`
     moves nothing.
+    Memory that is released holds garbage, and a forward in it is an error; `unreleasable`
+    is why none can be.
     """
 
     def __init__(
@@ -74,6 +77,9 @@ class PagedPlane:
         self._forwards: list[DpRound | None] = []
         self._tickets = 0
         self._completed = 0
+        self.gone: set[Region] = set()
+        """The regions that are released."""
+        self.unreleasable: str | None = None
 
     def take_forwards(self) -> list[DpRound | None]:
         """Return what was agreed of each forward, real or idle, since the last call."""
@@ -101,8 +107,10 @@ class PagedPlane:
         if plan.batch is None:
             self._push(lambda: self._prepare(plan))
             if dispatch.dp is not None and dispatch.dp.idle:
+                self._check_memory()
                 self._forwards.append(dispatch.dp)
             return None
+        self._check_memory()
         self._forwards.append(dispatch.dp)
         self._tickets += 1
         ticket = self._tickets
@@ -112,6 +120,7 @@ class PagedPlane:
     def idle_forward(self, dp: DpRound) -> None:
         """Run an idle forward and all that is queued before it."""
         self._run(0)
+        self._check_memory()
         self._forwards.append(dp)
 
     def complete(self, ticket: int) -> ForwardResult:
@@ -135,9 +144,36 @@ class PagedPlane:
         copies = list(rids)
         self._push(lambda: self._forget(copies))
 
+    def release_memory(self, regions: Sequence[Region]) -> str | None:
+        """Give regions back, behind all that is queued."""
+        self._run(0)
+        if self.unreleasable is not None:
+            return self.unreleasable
+        if self._results or not self.gone.isdisjoint(regions):
+            raise InvariantError(f"{regions} are released beside {self.gone} and {self._results}")
+        self.gone.update(regions)
+        if Region.KV_CACHE in regions:
+            for slots in self._slots:
+                slots[:] = GARBAGE
+        return None
+
+    def restore_memory(self, regions: Sequence[Region]) -> None:
+        """Take regions back."""
+        self._run(0)
+        if not self.gone.issuperset(regions):
+            raise InvariantError(f"{regions} are restored, of which {self.gone} are released")
+        self.gone.difference_update(regions)
+        if Region.KV_CACHE in regions:
+            for slots in self._slots:
+                slots[:] = 0
+
     def _push(self, operation: Callable[[], None]) -> None:
         self._queue.append(operation)
         self._run(self._lag())
+
+    def _check_memory(self) -> None:
+        if self.gone:
+            raise InvariantError(f"a forward without its memory: {sorted(self.gone)} are released")
 
     def _run(self, lag: int) -> None:
         while len(self._queue) > lag:

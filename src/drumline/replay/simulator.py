@@ -14,6 +14,7 @@ from drumline.contract.grammar import Attachment, GrammarKey
 from drumline.contract.messages import AbortAsked, CallAsked, Submitted
 from drumline.contract.plan import Plan, decode_plan, encode_plan
 from drumline.contract.ports import DataPlane, Dispatch, DpRound, GrammarCompiler, Group
+from drumline.contract.regions import Region
 from drumline.contract.request import Admission, GenerateRequest, Sampling
 from drumline.contract.result import ForwardResult, decode_result, encode_result
 from drumline.contract.specs import CacheGroup, DeviceSpecs, ModelFacts
@@ -94,6 +95,12 @@ class EncodedPlane:
 
     def release(self, rids: Sequence[str]) -> None:
         self._plane.release(rids)
+
+    def release_memory(self, regions: Sequence[Region]) -> str | None:
+        return self._plane.release_memory(regions)
+
+    def restore_memory(self, regions: Sequence[Region]) -> None:
+        self._plane.restore_memory(regions)
 
 
 class Simulation:

@@ -485,9 +485,10 @@ class Scheduler:
 
         Nor may storage owe an answer; what is quarantined never becomes findable.
         """
-        return self._can_clear_l1() and (self._storage is None or self._storage.clearable)
+        return self.can_clear_l1() and (self._storage is None or self._storage.clearable)
 
-    def _can_clear_l1(self) -> bool:
+    def can_clear_l1(self) -> bool:
+        """Whether nothing cached on the device is held, nothing is copied, nobody suspended."""
         return not (self._pool.cached_and_held() or len(self._transfers) or len(self._retraction))
 
     def clear(self) -> bool:
@@ -502,7 +503,7 @@ class Scheduler:
 
     def clear_l1(self) -> bool:
         """Forget the device's cached prefixes alone; False, and nothing, while one is held."""
-        if not self._can_clear_l1():
+        if not self.can_clear_l1():
             return False
         self._pool.clear()
         self._host.discard()

@@ -1,6 +1,7 @@
 import pytest
 
 from drumline.contract.messages import CallAsked, CallReply
+from drumline.contract.regions import Region
 from drumline.control.controls import Controls
 
 
@@ -82,9 +83,46 @@ def test_pause_and_resume(calls, withholding, frozen, draining, answers):
 
 def test_a_pause_that_drains_is_answered_once_nothing_runs():
     controls, _ = paused((PAUSE, "abort"))
-    assert controls.take_abort_all()
-    assert not controls.take_abort_all()
     controls.drained()
     controls.drained()
     assert controls.take_replies() == [CallReply(1, True)]
     assert controls.withholding
+
+
+RELEASE, WAKE, SLEEPING = (
+    "release_memory_occupation",
+    "resume_memory_occupation",
+    "is_sleeping",
+)
+
+TAGS = [
+    ((), (Region.WEIGHTS, Region.KV_CACHE)),
+    ((None,), (Region.WEIGHTS, Region.KV_CACHE)),
+    (({"tags": ["kv_cache"]},), (Region.KV_CACHE,)),
+    ((["kv_cache", "weights"],), (Region.WEIGHTS, Region.KV_CACHE)),
+]
+
+
+@pytest.mark.parametrize(("args", "regions"), TAGS)
+def test_a_release_names_what_it_gives_back_by_tags(args, regions):
+    controls, answers = paused((RELEASE, *args))
+    assert controls.releasing == regions
+    assert controls.withholding
+    assert not answers
+    controls.released(None)
+    controls.ask(CallAsked(2, SLEEPING))
+    assert controls.take_replies() == [CallReply(1, True), CallReply(2, True, "true")]
+    assert controls.gone == regions
+    assert controls.frozen
+
+
+@pytest.mark.parametrize("method", [RELEASE, WAKE])
+@pytest.mark.parametrize("tags", ["weights", ["wights"], [3], [["weights"]], {"tags": [{}]}, 7])
+def test_tags_that_are_none_are_refused_with_those_there_are(method, tags):
+    controls, answers = paused((method, tags), (SLEEPING,))
+    success, message = answers[1]
+    assert not success
+    assert message.startswith("invalid tags")
+    assert message.endswith("there are weights, kv_cache")
+    assert not controls.withholding
+    assert answers[2] == (True, "false")

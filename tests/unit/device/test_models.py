@@ -12,6 +12,7 @@ from drumline.device.models.checkpoint import open_checkpoint
 from drumline.device.models.decoder import load_decoder, weight_count
 from drumline.device.models.shard import shard_of
 from drumline.device.parallel import Alone
+from drumline.device.weights.store import WeightStore
 
 from .conftest import FAMILIES, ints
 
@@ -29,7 +30,9 @@ class Loaded:
         backend = Backend("torch", TorchLinear, TorchAttention)
         cpu = torch.device("cpu")
         group = group or Alone()
-        self.decoder = load_decoder(config, opened.weights, backend, torch.float32, cpu, group)
+        self.decoder = load_decoder(
+            config, opened.weights, backend, WeightStore(torch.float32, cpu), group
+        )
         pool = KvPool(
             layers=config.layers,
             blocks=32,

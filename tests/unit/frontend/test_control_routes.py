@@ -24,10 +24,14 @@ ASKED = [
     ("POST", "/pause_generation", {"mode": "in_place"}, ("pause_scheduler", "keep")),
     ("POST", "/resume", None, ("resume_scheduler",)),
     ("POST", "/continue_generation", {}, ("resume_scheduler",)),
+    ("POST", "/sleep", None, ("release_memory_occupation", None)),
+    ("POST", "/sleep?level=1&tags=kv_cache", None, ("release_memory_occupation", ["kv_cache"])),
+    ("POST", "/release_memory_occupation", {"tags": ["weights"]},
+     ("release_memory_occupation", ["weights"])),
     ("POST", "/flush_cache", None, ("flush_cache",)),
     ("GET", "/flush_cache", None, ("flush_cache",)),
     ("POST", "/reset_prefix_cache", None, ("flush_cache",)),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("method", "path", "body", "call"), ASKED)
@@ -37,6 +41,34 @@ async def test_a_route_asks_every_engine(embedded, method, path, body, call):
         reply = await it.http.request(method, path, json=body)
         assert (reply.status_code, reply.json()) == (200, OK)
         assert [fake.calls for fake in it.fakes] == [[call], [call]]
+
+
+@pytest.mark.parametrize("path", ["/wake_up", "/resume_memory_occupation"])
+@run
+async def test_waking_up_asks_for_memory_and_then_whether_a_pause_is_left(embedded, path):
+    async with served(embedded, engines=2) as it:
+        reply = await it.http.post(f"{path}?tags=weights&tags=kv_cache")
+        assert (reply.status_code, reply.json()) == (200, OK)
+        wake = ("resume_memory_occupation", ["weights", "kv_cache"])
+        assert [fake.calls for fake in it.fakes] == [[wake, ("is_scheduler_paused",)]] * 2
+
+
+@run
+async def test_is_sleeping_says_so_where_any_engine_is(embedded):
+    async with served(embedded, engines=2) as it:
+        it.fakes[1].on_call = lambda method, *args: (True, "true")
+        reply = await it.http.get("/is_sleeping")
+        assert (reply.status_code, reply.json()) == (200, {"is_sleeping": True})
+        assert it.fake.calls == [("is_sleeping",)]
+
+
+@run
+async def test_a_sleep_that_would_lose_the_weights_is_refused_by_name(embedded):
+    async with served(embedded) as it:
+        reply = await it.http.post("/sleep?level=2")
+        assert reply.status_code == 501
+        assert reply.json()["error"]["message"].startswith("level 2 is not supported; level 1")
+        assert it.fake.calls == []
 
 
 @run

@@ -29,7 +29,8 @@ from drumline.device.models.config import DecoderConfig, LinearRope, Llama3Rope
 from drumline.device.models.shard import Shard, shard_of
 from drumline.device.parallel import Alone, TensorGroup
 from drumline.device.weights.gguf import ROPE_FACTORS
-from drumline.device.weights.source import Cut, Span, WeightSource, all_of, new_weight
+from drumline.device.weights.source import Cut, Span, WeightSource, all_of
+from drumline.device.weights.store import WeightStore
 
 
 class _Step:
@@ -199,19 +200,17 @@ class _Loader:
         source: WeightSource,
         backend: Backend,
         group: TensorGroup,
-        dtype: torch.dtype,
-        device: torch.device,
+        store: WeightStore,
     ) -> None:
         self._source = source
         self._backend = backend
         self._group = group
-        self._dtype = dtype
-        self._device = device
+        self._store = store
 
     def rows(self, names: list[str], spans: list[Span], *columns: int) -> Tensor:
         """Return the named tensors' rows, one below the other."""
         sizes = [len(span) for span in spans]
-        out = new_weight((sum(sizes), *columns), self._dtype, self._device)
+        out = self._store.new((sum(sizes), *columns))
         for name, span, part in zip(names, spans, out.split_with_sizes(sizes), strict=True):
             self._source.read(name, part, None if len(span) == span.whole else Cut(0, span))
         return out
@@ -227,7 +226,7 @@ class _Loader:
         group = self._group
         if group.size == 1:
             return self.parallel([name], [all_of(rows)], span.whole, bias)
-        weight = new_weight((rows, len(span)), self._dtype, self._device)
+        weight = self._store.new((rows, len(span)))
         self._source.read(f"{name}.weight", weight, Cut(1, span))
         # One of those who sum brings the bias.
         biased = bias and group.index == 0
@@ -250,19 +249,18 @@ def load_decoder(
     config: DecoderConfig,
     source: WeightSource,
     backend: Backend,
-    dtype: torch.dtype,
-    device: torch.device,
+    store: WeightStore,
     group: TensorGroup | None = None,
     apportioned: Apportioned = whole,
 ) -> Decoder:
-    """Build this rank's part of the decoder from a checkpoint; without a `group`, all of it.
+    """Build this rank's part of the decoder from a checkpoint, its weights in `store`.
 
-    No second copy of a weight is kept. Raises ConfigError naming the file of a missing or
-    misshapen tensor.
+    Without a `group` that is all of it. No second copy of a weight is kept. Raises
+    ConfigError naming the file of a missing or misshapen tensor.
     """
     group = group or Alone()
     shard = shard_of(config, group.index, group.size)
-    load = _Loader(source, backend, group, dtype, device)
+    load = _Loader(source, backend, group, store)
 
     def norm(name: str, size: int) -> RmsNorm:
         return RmsNorm(load.rows([f"{name}.weight"], [all_of(size)]), config.norm_eps)
@@ -305,7 +303,7 @@ def load_decoder(
         [layer(index) for index in range(config.layers)],
         norm("model.norm", config.hidden_size),
         load.head(embedding if config.tied_embeddings else vocabulary("lm_head"), shard),
-        Rotary(_frequencies(config, source, device)),
+        Rotary(_frequencies(config, source, store.device)),
         apportioned,
     )
 

@@ -2,11 +2,8 @@
 
 from typing import Protocol
 
-import torch
 from msgspec import Struct
 from torch import Tensor
-
-from drumline.core.errors import ConfigError
 
 
 class Span(Struct, frozen=True):
@@ -54,11 +51,3 @@ def stored_shape(out: Tensor, cut: Cut | None) -> tuple[int, ...]:
     """Return the shape of the stored tensor that `out` takes, or takes a part of."""
     shape = tuple(out.shape)
     return cut.stored(shape) if cut is not None else shape
-
-
-def new_weight(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return memory for a weight. Raises ConfigError when the device has none left."""
-    try:
-        return torch.empty(shape, dtype=dtype, device=device)
-    except (RuntimeError, MemoryError) as error:
-        raise ConfigError("--model", f"no memory for a weight of shape {shape}: {error}") from error

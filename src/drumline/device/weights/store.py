@@ -1,0 +1,106 @@
+"""Where a model's weights lie, all in memory of one kind, so that it can be given back.
+
+It does not know what the weights mean, nor which model they make.
+"""
+
+import math
+import tempfile
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from drumline.core.errors import ConfigError, InvariantError
+from drumline.device.memory import Memory
+
+_PIECE_BYTES = 64 << 20
+_ALIGNED = 64
+
+
+class _File(Protocol):
+    """What is needed of a temporary file."""
+
+    def seek(self, offset: int, /) -> int: ...
+
+    def readinto(self, buffer: memoryview, /) -> int | None: ...
+
+    def close(self) -> None: ...
+
+
+class WeightStore:
+    """The memory of one set of weights."""
+
+    __slots__ = ("_device", "_dtype", "_file", "_free", "_pieces", "_used")
+
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+        """Make a store without any; weights of `dtype` will lie in it."""
+        self._dtype = dtype
+        self._device = device
+        self._pieces: list[Memory] = []
+        self._used: list[int] = []
+        """How many bytes of each piece are given out."""
+        self._free = 0
+        self._file: _File | None = None
+        """What the weights are kept in while their memory is away."""
+
+    @property
+    def away(self) -> bool:
+        """Whether the memory is given back."""
+        return self._file is not None
+
+    @property
+    def device(self) -> torch.device:
+        """Where they lie."""
+        return self._device
+
+    @property
+    def why_kept(self) -> str | None:
+        """Why the memory cannot be given back, if so."""
+        return next((why for piece in self._pieces if (why := piece.why_kept)), None)
+
+    def new(self, shape: tuple[int, ...]) -> Tensor:
+        """Return memory for a weight. Raises ConfigError when there is none left."""
+        size = math.prod(shape) * self._dtype.itemsize
+        rounded = -(-size // _ALIGNED) * _ALIGNED
+        try:
+            if rounded > self._free:
+                self._free = max(rounded, _PIECE_BYTES)
+                self._pieces.append(Memory(self._free, self._device))
+                self._used.append(0)
+        except (OSError, RuntimeError) as error:
+            raise ConfigError(
+                "--model", f"no memory for a weight of shape {shape}: {error}"
+            ) from error
+        start = self._used[-1]
+        self._used[-1] += rounded
+        self._free -= rounded
+        return self._pieces[-1].bytes[start : start + size].view(self._dtype).view(shape)
+
+    def offload(self) -> None:
+        """Keep the weights in a file without a name, and give their memory back.
+
+        Raises OSError, and nothing happened, when they cannot be written.
+        """
+        file = tempfile.TemporaryFile(prefix="drumline-weights-")  # noqa: SIM115  it is kept
+        try:
+            for piece, used in zip(self._pieces, self._used, strict=True):
+                file.write(piece.first(used))
+            file.flush()
+        except OSError:
+            file.close()
+            raise
+        for piece in self._pieces:
+            piece.give_back()
+        self._file = file
+
+    def restore(self) -> None:
+        """Bring the weights back. Raises InvariantError when they cannot be read any more."""
+        file = self._file
+        if file is None:
+            raise InvariantError("weights are restored that are not away")
+        file.seek(0)
+        for piece, used in zip(self._pieces, self._used, strict=True):
+            if file.readinto(piece.first(used)) != used:
+                raise InvariantError("the file that kept the weights is cut short")
+        file.close()
+        self._file = None

@@ -1,0 +1,121 @@
+"""What operators do to a running server: pause it, put it to sleep, wake it."""
+
+import concurrent.futures
+import os
+import re
+import sys
+import time
+
+import pytest
+from tests.e2e.conftest import MODEL
+from tests.e2e.processes import eventually
+
+SLEEPS = int(os.environ.get("DRUMLINE_SOAK_SLEEPS", "2"))
+STREAMS = 32 if "DRUMLINE_SOAK_SLEEPS" in os.environ else 6
+MIB = 1 << 20
+
+
+def resident(server):
+    """Return the bytes that the rank has in memory, of files apart."""
+    (rank,) = server.ranks()
+    memory = rank.memory_info()
+    return memory.rss - memory.shared
+
+
+def complete(http, prompt, **fields):
+    body = {"model": MODEL, "prompt": prompt, "max_tokens": 12, "temperature": 0} | fields
+    answer = http.post("/v1/completions", json=body, timeout=120)
+    assert answer.status_code == 200, answer.text
+    return answer.json()["choices"][0]["text"]
+
+
+def done(http, path, **fields):
+    answer = http.post(path, json=fields, timeout=120)
+    assert (answer.status_code, answer.json()["success"]) == (200, True), answer.text
+
+
+def running(http):
+    """Return how many requests the engine says it runs."""
+    text = http.get("/metrics").text
+    return sum(map(float, re.findall(r"^\S*num_requests_running\S* (\S+)", text, re.MULTILINE)))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is given back on Linux alone")
+def test_sleep_gives_weights_and_pages_back_and_the_same_text_comes_after(server, http):
+    prompt = "Once upon a time there was a drummer who " + "played and played and " * 300
+    text = complete(http, prompt)
+    # What computing takes for itself is taken the first times.
+    done(http, "/flush_cache")
+    assert complete(http, prompt) == text
+    awake = resident(server)
+    for n in range(SLEEPS):
+        done(http, "/sleep")
+        assert http.get("/is_sleeping").json() == {"is_sleeping": True}
+        asleep = resident(server)
+        # Of weights alone there are 256 MiB in bfloat16, and twice that in float32.
+        assert awake - asleep > 256 * MIB, (awake / MIB, asleep / MIB)
+        refused = http.post("/resume")
+        assert refused.status_code == 400
+        assert "memory is released (weights, kv_cache)" in refused.json()["message"]
+        assert http.post("/sleep").json()["message"] == "already released: weights, kv_cache"
+        done(http, "/wake_up", tags=["weights"])
+        refused = http.post("/wake_up", json={"tags": ["weights"]})
+        assert refused.json() == {"success": False, "message": "not released: weights"}
+        done(http, "/wake_up")
+        assert http.get("/is_sleeping").json() == {"is_sleeping": False}
+        assert http.get("/is_paused").json() == {"is_paused": False}
+        assert complete(http, prompt) == text
+        assert resident(server) < 1.25 * awake, f"after {n + 1} times"
+
+
+def test_a_keep_pause_amid_streams_changes_none_of_them(http):
+    prompts = [f"The {n}th of all the drummers in the band said that" for n in range(STREAMS)]
+    with concurrent.futures.ThreadPoolExecutor(STREAMS) as pool:
+        alone = list(pool.map(lambda prompt: complete(http, prompt, max_tokens=24), prompts))
+        asked = [pool.submit(complete, http, prompt, max_tokens=24) for prompt in prompts]
+        eventually(lambda: running(http) > 1, 20)
+        done(http, "/pause", mode="keep")
+        assert http.get("/is_paused").json() == {"is_paused": True}
+        time.sleep(0.3)
+        assert not any(one.done() for one in asked)
+        assert http.post("/sleep").json()["message"].startswith("paused with mode keep")
+        done(http, "/resume")
+        assert [one.result() for one in asked] == alone
+    done(http, "/flush_cache")
+
+
+def test_a_pause_that_ends_what_runs_tells_the_clients_and_a_waiting_one_lets_it_finish(http):
+    with concurrent.futures.ThreadPoolExecutor(3) as pool:
+        long = {"max_tokens": 400, "ignore_eos": True}
+
+        def ask():
+            body = {"model": MODEL, "prompt": "Drums and", "temperature": 0, **long}
+            return http.post("/v1/completions", json=body, timeout=120)
+
+        ended = pool.submit(ask)
+        eventually(lambda: http.get("/health").json()["in_flight"] == 1, 20)
+        done(http, "/pause_generation", mode="abort")
+        assert ended.result().status_code == 503
+        assert "the engine was paused" in ended.result().json()["error"]["message"]
+        done(http, "/continue_generation")
+        long = {"max_tokens": 30, "ignore_eos": True}
+        first = pool.submit(ask)
+        eventually(lambda: http.get("/health").json()["in_flight"] == 1, 20)
+        done(http, "/pause_generation")
+        assert first.result().status_code == 200
+        withheld = pool.submit(ask)
+        time.sleep(0.3)
+        assert not withheld.done()
+        done(http, "/resume")
+        assert withheld.result().status_code == 200
+
+
+def test_a_server_asleep_uses_next_to_nothing(server, http):
+    done(http, "/pause", mode="keep")
+    (rank,) = server.ranks()
+    before, began = sum(rank.cpu_times()[:2]), time.perf_counter()
+    time.sleep(2)
+    used = (sum(rank.cpu_times()[:2]) - before) / (time.perf_counter() - began)
+    done(http, "/resume")
+    print(f"a frozen rank takes {used:.1%} of a core")  # noqa: T201  for whoever measures it
+    assert used < 0.2
