@@ -19,6 +19,7 @@ from drumline.contract.plan import Plan
 from drumline.contract.regions import Region
 from drumline.contract.request import Admission
 from drumline.contract.result import ForwardResult
+from drumline.contract.weights import DiskWeights
 
 
 class Clock(Protocol):
@@ -186,3 +187,12 @@ class DataPlane(Protocol):
 
     def restore_memory(self, regions: Sequence[Region]) -> None:
         """Take regions back: weights as they were, the KV cache blank."""
+
+    def open_weights(self, source: DiskWeights) -> str | None:
+        """Make sure that other weights can be loaded, and change nothing; returns why not."""
+
+    def load_weights(self) -> str | None:
+        """Load what was opened, beside what serves; returns why it cannot be."""
+
+    def settle_weights(self, taken: bool) -> None:
+        """Serve what was loaded from the next forward on, or let go what was opened and loaded."""

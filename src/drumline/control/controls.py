@@ -5,11 +5,16 @@ gate takes it; a pause or a release that drains waits for the round to say that 
 It runs nothing itself and knows no scheduler.
 """
 
+from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct
 
 from drumline.contract.messages import CallAsked, CallReply
 from drumline.contract.regions import Region
+from drumline.contract.weights import DiskWeights
 from drumline.control.standing import (
     Drained,
     Draining,
@@ -33,6 +38,26 @@ from drumline.control.standing import (
 _Effects = tuple[Effect, ...]
 
 
+class WeightsAsked(Struct, frozen=True):
+    """A load of weights that waits for the gate."""
+
+    call: int
+    source: DiskWeights
+    flush: bool
+    """Whether the prefix caches are forgotten with the old weights."""
+    version: str | None
+    """What the new weights are called; None leaves the name as it is."""
+
+
+class _Disk(Struct, frozen=True, forbid_unknown_fields=True):
+    """The arguments of a load from disk, in their order."""
+
+    model_path: Annotated[str, Meta(min_length=1)]
+    load_format: Literal["auto", "safetensors", "gguf"] | None = None
+    weight_version: Annotated[str, Meta(min_length=1)] | None = None
+    flush_cache: bool = True
+
+
 class Controls:
     """Operations that wait for their gate or drain, and answers that wait for the round's end."""
 
@@ -41,15 +66,19 @@ class Controls:
         self._flushes: list[int] = []
         self._replies: list[CallReply] = []
         self._curious: list[int] = []
+        self._loads: deque[WeightsAsked] = deque()
+        self._weight_version = "default"
         self._methods: dict[str, Callable[[CallAsked], _Effects]] = {
             "cache_state": self._cache_state,
             "flush_cache": self._flush_cache,
+            "get_weight_version": self._get_weight_version,
             "is_scheduler_paused": self._is_scheduler_paused,
             "is_sleeping": self._is_sleeping,
             "pause_scheduler": self._pause_scheduler,
             "release_memory_occupation": self._release_memory,
             "resume_memory_occupation": self._resume_memory,
             "resume_scheduler": self._resume_scheduler,
+            "update_weight_from_disk": self._update_weights,
         }
 
     def ask(self, call: CallAsked) -> _Effects:
@@ -110,6 +139,19 @@ class Controls:
         self._flushes.clear()
 
     @property
+    def loading(self) -> WeightsAsked | None:
+        """The load of weights that waits for the gate next."""
+        return self._loads[0] if self._loads else None
+
+    def loaded(self, fault: str | None) -> None:
+        """Answer that load; with a `fault`, nothing changed but what was flushed."""
+        load = self._loads.popleft()
+        if fault is None and load.version is not None:
+            self._weight_version = load.version
+        message = f"weights loaded from {load.source.path}" if fault is None else fault
+        self._replies.append(CallReply(load.call, fault is None, message))
+
+    @property
     def cache_state_wanted(self) -> bool:
         """Whether somebody wants to know where the pages are."""
         return bool(self._curious)
@@ -163,6 +205,24 @@ class Controls:
 
     def _resume_scheduler(self, call: CallAsked) -> _Effects:
         return self._step(ResumeAsked(call.call_id))
+
+    def _get_weight_version(self, call: CallAsked) -> _Effects:
+        return self._reply(call, True, self._weight_version)
+
+    def _update_weights(self, call: CallAsked) -> _Effects:
+        names = _Disk.__struct_fields__
+        given = call.args[0] if call.args and isinstance(call.args[0], dict) else None
+        try:
+            asked = msgspec.convert(
+                dict(zip(names, call.args, strict=False)) if given is None else given, _Disk
+            )
+        except msgspec.ValidationError as error:
+            return self._reply(call, False, f"{error}; it takes {', '.join(names)}")
+        source = DiskWeights(asked.model_path)
+        self._loads.append(
+            WeightsAsked(call.call_id, source, asked.flush_cache, asked.weight_version)
+        )
+        return ()
 
     def _release_memory(self, call: CallAsked) -> _Effects:
         regions = self._regions(call)

@@ -40,7 +40,7 @@ from drumline.contract.specs import DeviceSpecs
 from drumline.control.batch_log import BatchLog
 from drumline.control.cache_ops import CacheOps
 from drumline.control.controls import Controls
-from drumline.control.gate import Held, Passed, passed
+from drumline.control.gate import Held, Operation, Passed, passed
 from drumline.control.grammars import Grammars
 from drumline.control.history import HistoryRows
 from drumline.control.ingress import Ingress, Limits
@@ -388,12 +388,42 @@ class EventLoop:
             if cleared:
                 self._scheduler.clear()
             self._controls.flushed(cleared)
+        if gate.operation is Operation.UPDATE_WEIGHTS_FROM_DISK:
+            self._controls.loaded(self._load_weights())
         return gate
+
+    def _load_weights(self) -> str | None:
+        """Load the weights that every replica was asked to; returns why that failed.
+
+        Collective: on every rank. Nothing is flushed unless all can load, and the new weights
+        serve on all ranks or on none, before any answer.
+        """
+        load = self._controls.loading
+        assert load is not None, "the gate passed what is not held"
+        fault = self._data_plane.open_weights(load.source)
+        if not self._converge(fault is None):
+            self._data_plane.settle_weights(False)
+            return fault or "another rank cannot load these weights"
+        if load.flush:
+            if not self._converge(self._scheduler.can_clear()):
+                self._data_plane.settle_weights(False)
+                return "the cache is in use; retry once the running requests ended"
+            self._scheduler.clear()
+        fault = self._data_plane.load_weights()
+        taken = self._converge(fault is None)
+        self._data_plane.settle_weights(taken)
+        if not taken:
+            return fault or "another rank could not load these weights"
+        _log.info("serving weights of %s", load.source.path)
+        return None
 
     def _held(self) -> Held:
         """Return what this rank brings to the gate."""
         return Held(
             flush=self._controls.flush_wanted,
+            operation=None
+            if self._controls.loading is None
+            else Operation.UPDATE_WEIGHTS_FROM_DISK,
             release=bool(self._controls.releasing),
             released=bool(self._controls.gone),
         )
@@ -509,6 +539,7 @@ class EventLoop:
         regions = self._controls.releasing
         clears = Region.KV_CACHE in regions
         ready = bool(regions) and drained and not self._cache_ops.open
+        ready = ready and self._controls.loading is None
         if not self._converge(ready and not (clears and not self._scheduler.can_clear_l1())):
             return
         if clears:

@@ -6,8 +6,6 @@ the processor; `budget` does so for memory. What is needed only at start-up stay
 
 import logging
 import platform
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -20,7 +18,7 @@ from drumline.core.errors import ConfigError
 from drumline.core.model_files import find_model
 from drumline.device.attention import TorchAttention
 from drumline.device.blocks import Apportioned, in_blocks, whole
-from drumline.device.budget import MIB, budget_of
+from drumline.device.budget import MIB, available_bytes, budget_of
 from drumline.device.executor import Executor
 from drumline.device.fixed_attention import FixedAttention
 from drumline.device.forward_thread import ForwardThread
@@ -31,13 +29,13 @@ from drumline.device.kv import BlockTable, KvPool
 from drumline.device.layers import Backend, TorchLinear
 from drumline.device.models.checkpoint import open_checkpoint
 from drumline.device.models.config import DecoderConfig
-from drumline.device.models.decoder import load_decoder, weight_count
+from drumline.device.models.decoder import weight_count
 from drumline.device.models.shard import most_kv_heads, shard_of
 from drumline.device.page import BLOCK_TOKENS
 from drumline.device.parallel import Alone, TensorGroup
 from drumline.device.sampling.processors import load_processors
 from drumline.device.sampling.sampler import Sampler
-from drumline.device.weights.store import WeightStore
+from drumline.device.weight_loader import WeightLoader
 
 _log = logging.getLogger(__name__)
 
@@ -46,7 +44,6 @@ _DTYPES = {
     Dtype.BFLOAT16: torch.bfloat16,
     Dtype.FLOAT16: torch.float16,
 }
-_MANY_WEIGHTS = 1_000_000_000
 _COPY_THREADS = 8
 """Threads that copy between KV pool and host memory: a few use up the memory's bandwidth."""
 _MOST_EXACT_SUMMANDS = 2
@@ -111,9 +108,8 @@ def _build(config: Config, group: TensorGroup) -> DeviceBuild:
             )
         backend = Backend("torch, deterministic", TorchLinear, FixedAttention)
         apportioned = in_blocks
-    with _load_threads(weights):
-        store = WeightStore(dtype, device)
-        decoder = load_decoder(model, checkpoint.weights, backend, store, group, apportioned)
+    loader = WeightLoader(model, backend, dtype, device, group, apportioned, available_bytes)
+    loaded = loader.load(checkpoint)
     pool = KvPool(
         layers=model.layers,
         blocks=budget.pages,
@@ -132,9 +128,11 @@ def _build(config: Config, group: TensorGroup) -> DeviceBuild:
     )
     # One column more than the context fills: the block a last token would be written to.
     table = BlockTable(rows, max_model_len // BLOCK_TOKENS + 1)
-    need = decoder.history
+    need = loaded.decoder.history
     history = TokenHistory(rows, max_model_len) if need is not None else None
-    executor = Executor(decoder, backend.attention(pool), sampler, rows, BLOCK_TOKENS, history)
+    executor = Executor(
+        loaded.decoder, backend.attention(pool), sampler, rows, BLOCK_TOKENS, history
+    )
     cache = HostCache(
         pool, executor, budget.host, threads=min(torch.get_num_threads(), _COPY_THREADS)
     )
@@ -176,24 +174,8 @@ def _build(config: Config, group: TensorGroup) -> DeviceBuild:
         max_retracted_requests=budget.host.max_retracted,
         history=need,
     )
-    handle = DeviceHandle(executor, pool, table, sampler, cache, store)
+    handle = DeviceHandle(executor, pool, table, sampler, cache, loader, loaded.store)
     return DeviceBuild(specs, handle, StartUp(load_ms, budget.pool_bytes))
-
-
-@contextmanager
-def _load_threads(weights: int) -> Iterator[None]:
-    """Read a small model with one thread.
-
-    Reading is thousands of short operations. Shared among threads, each ends in a
-    barrier, which costs milliseconds wherever another process holds one of the cores.
-    """
-    threads = torch.get_num_threads()
-    if weights < _MANY_WEIGHTS:
-        torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _context(config: Config, model: DecoderConfig) -> int:

@@ -14,6 +14,7 @@ from drumline.contract.ports import Dispatch, DpRound
 from drumline.contract.regions import Region
 from drumline.contract.request import Admission
 from drumline.contract.result import ForwardResult
+from drumline.contract.weights import DiskWeights
 from drumline.core.errors import InvariantError
 from drumline.device.forward_thread import Answer, ForwardThread
 from drumline.device.handle import DeviceHandle
@@ -82,6 +83,18 @@ class QueuedDataPlane:
     def restore_memory(self, regions: Sequence[Region]) -> None:
         """Take regions back, and wait."""
         self._thread.submit(partial(self._handle.restore_memory, tuple(regions))).wait()
+
+    def open_weights(self, source: DiskWeights) -> str | None:
+        """Make sure that other weights can be loaded, and wait; returns why they cannot."""
+        return self._thread.call(partial(self._handle.open_weights, source))
+
+    def load_weights(self) -> str | None:
+        """Load what was opened, beside what serves, and wait; returns why it cannot be."""
+        return self._thread.call(self._handle.load_weights)
+
+    def settle_weights(self, taken: bool) -> None:
+        """Serve what was loaded, or let it go, and wait."""
+        self._thread.submit(partial(self._handle.settle_weights, taken)).wait()
 
     def shutdown(self) -> None:
         """Let what is queued run, then end the forward thread."""

@@ -52,6 +52,10 @@ class Executor:
         self._page = page
         self._last = torch.zeros(rows, dtype=torch.int64)
 
+    def replace(self, model: Decoder) -> None:
+        """Compute with other weights from now on."""
+        self._model = model
+
     def run(
         self,
         batch: Batch,

@@ -17,10 +17,14 @@ from drumline.contract.ports import Dispatch, DpRound
 from drumline.contract.regions import Region
 from drumline.contract.request import Admission
 from drumline.contract.result import ForwardResult
+from drumline.contract.weights import DiskWeights
+from drumline.core.errors import ConfigError, InvariantError
 from drumline.device.executor import Executor
 from drumline.device.host_cache import HostCache
 from drumline.device.kv import BlockTable, KvPool
+from drumline.device.models.checkpoint import Checkpoint
 from drumline.device.sampling.sampler import Sampler
+from drumline.device.weight_loader import Loaded, WeightLoader
 from drumline.device.weights.store import WeightStore
 
 
@@ -30,7 +34,17 @@ class DeviceHandle:
     Thread: forward thread, where a method does not say otherwise.
     """
 
-    __slots__ = ("_cache", "_executor", "_pool", "_sampler", "_table", "_weights")
+    __slots__ = (
+        "_cache",
+        "_executor",
+        "_loaded",
+        "_loader",
+        "_opened",
+        "_pool",
+        "_sampler",
+        "_table",
+        "_weights",
+    )
 
     def __init__(
         self,
@@ -39,13 +53,17 @@ class DeviceHandle:
         table: BlockTable,
         sampler: Sampler,
         cache: HostCache,
+        loader: WeightLoader,
         weights: WeightStore,
     ) -> None:
         self._cache = cache
         self._executor = executor
         self._pool = pool
         self._table = table
+        self._loader = loader
         self._weights = weights
+        self._opened: Checkpoint | None = None
+        self._loaded: Loaded | None = None
         self._sampler = sampler
 
     def admit(self, requests: Sequence[Admission]) -> None:
@@ -132,3 +150,34 @@ class DeviceHandle:
         """Take regions back: weights as they were, the KV cache blank."""
         if Region.WEIGHTS in regions:
             self._weights.restore()
+
+    def open_weights(self, source: DiskWeights) -> str | None:
+        """Make sure that other weights can be loaded, and load none; returns why they cannot."""
+        if self._weights.away:
+            return "the weights are released; call resume_memory_occupation first"
+        try:
+            self._opened = self._loader.opened(source)
+        except ConfigError as error:
+            return str(error)
+        return None
+
+    @torch.inference_mode()
+    def load_weights(self) -> str | None:
+        """Load what was opened, beside what serves; returns why it cannot be."""
+        checkpoint, self._opened = self._opened, None
+        if checkpoint is None:
+            raise InvariantError("weights are loaded that were not opened")
+        try:
+            self._loaded = self._loader.load(checkpoint)
+        except ConfigError as error:
+            return str(error)
+        return None
+
+    def settle_weights(self, taken: bool) -> None:
+        """Serve what was loaded and let the old weights go, or the other way round."""
+        loaded, self._loaded, self._opened = self._loaded, None, None
+        if taken:
+            if loaded is None:
+                raise InvariantError("weights are taken that were not loaded")
+            self._executor.replace(loaded.decoder)
+            self._weights = loaded.store

@@ -55,6 +55,18 @@ def control_routes(service: Service) -> list[Route]:
             )
         return await control.release(asked.tags)
 
+    async def load(asked: _Disk) -> Outcome:
+        return await control.load_from_disk(
+            asked.model_path,
+            asked.load_format,
+            asked.weight_version,
+            flush=asked.flush_cache,
+            abort=asked.abort_all_requests,
+        )
+
+    async def version(_: _Nothing) -> _Version:
+        return _Version(await control.weight_version())
+
     pause = _Pausing(control)
     wake = asking(_Tags, lambda asked: control.wake(asked.tags))
     resume = asking(_Nothing, lambda _: control.resume())
@@ -70,6 +82,8 @@ def control_routes(service: Service) -> list[Route]:
         ("POST", "/wake_up", wake),
         ("POST", "/resume_memory_occupation", wake),
         ("GET", "/is_sleeping", asking(_Nothing, sleeping)),
+        ("POST", "/update_weights_from_disk", asking(_Disk, load)),
+        ("GET", "/get_weight_version", asking(_Nothing, version)),
         ("GET POST", "/flush_cache", flush),
         ("POST", "/reset_prefix_cache", flush),
     ]
@@ -153,3 +167,15 @@ class _Sleep(_Tags, forbid_unknown_fields=True):
 
 class _Sleeping(Struct, frozen=True):
     is_sleeping: bool
+
+
+class _Disk(Struct, forbid_unknown_fields=True):
+    model_path: str
+    load_format: str | None = None
+    weight_version: str | None = None
+    flush_cache: bool = True
+    abort_all_requests: bool = False
+
+
+class _Version(Struct, frozen=True):
+    weight_version: str

@@ -4,6 +4,7 @@ Every engine of a group gets every operation, all in one order, and none has don
 all have. It knows no HTTP.
 """
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,6 +32,7 @@ class EngineControl:
         self._engine = engine
         self._timeout_s = timeout_s
         self._clock = clock
+        self._loading = asyncio.Lock()
         self._serving_since_us: int | None = clock.now_us()
 
     @property
@@ -84,6 +86,33 @@ class EngineControl:
     async def sleeping(self) -> bool:
         """Whether memory of any engine is given back."""
         return _any_says_true(await self._replies("is_sleeping"))
+
+    async def load_from_disk(
+        self, path: str, kind: str | None, version: str | None, *, flush: bool, abort: bool
+    ) -> Outcome:
+        """Have all engines serve another checkpoint, or none.
+
+        Unless the engine is paused already, it is for as long as that takes, so that no answer
+        is of both: what runs is finished before, or ended with `abort`.
+        """
+        async with self._loading:
+            paused = await self.paused()
+            if not paused:
+                rested = await self.pause("abort" if abort else "wait")
+                if not rested.success:
+                    return rested
+            try:
+                return await self._asked("update_weight_from_disk", path, kind, version, flush)
+            finally:
+                if not paused:
+                    await self.resume()
+
+    async def weight_version(self) -> str:
+        """Return what the weights that serve are called."""
+        replies = await self._replies("get_weight_version")
+        if not all(reply.success for reply in replies):
+            raise RequestError(501, _joined(replies).message, code="unsupported")
+        return _joined(replies).message
 
     async def flush(self) -> Outcome:
         """Forget every cached prefix, on all engines or on none."""

@@ -23,6 +23,7 @@ from drumline.contract.regions import Region
 from drumline.contract.request import Admission
 from drumline.contract.result import ForwardResult, RowLogprobs
 from drumline.contract.specs import AttentionKind, DeviceSpecs
+from drumline.contract.weights import DiskWeights
 from drumline.core.errors import ConfigError, InvariantError
 from drumline.replay.arithmetic import Entries, entry, token_of, weights
 from drumline.replay.tiers import GARBAGE, PagedTiers
@@ -80,6 +81,14 @@ class PagedPlane:
         self.gone: set[Region] = set()
         """The regions that are released."""
         self.unreleasable: str | None = None
+        self.weights = ""
+        """The path of those that serve; the tokens do not depend on them."""
+        self.unreadable: dict[str, str] = {}
+        """Why checkpoints cannot be opened, by path."""
+        self.broken: dict[str, str] = {}
+        """Why checkpoints that can be opened cannot be loaded."""
+        self._opened: str | None = None
+        self._loaded: str | None = None
 
     def take_forwards(self) -> list[DpRound | None]:
         """Return what was agreed of each forward, real or idle, since the last call."""
@@ -166,6 +175,27 @@ class PagedPlane:
         if Region.KV_CACHE in regions:
             for slots in self._slots:
                 slots[:] = 0
+
+    def open_weights(self, source: DiskWeights) -> str | None:
+        """Open other weights, behind all that is queued."""
+        self._run(0)
+        self._opened = source.path
+        return self.unreadable.get(source.path)
+
+    def load_weights(self) -> str | None:
+        """Load them."""
+        if self._opened is None or self.gone:
+            raise InvariantError(f"{self._opened} is loaded while {self.gone} are released")
+        self._loaded, self._opened = self._opened, None
+        return self.broken.get(self._loaded)
+
+    def settle_weights(self, taken: bool) -> None:
+        """Take what was loaded."""
+        if taken:
+            if self._loaded is None or self._loaded in self.broken:
+                raise InvariantError(f"{self._loaded} is taken")
+            self.weights = self._loaded
+        self._opened = self._loaded = None
 
     def _push(self, operation: Callable[[], None]) -> None:
         self._queue.append(operation)

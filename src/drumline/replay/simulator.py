@@ -18,6 +18,7 @@ from drumline.contract.regions import Region
 from drumline.contract.request import Admission, GenerateRequest, Sampling
 from drumline.contract.result import ForwardResult, decode_result, encode_result
 from drumline.contract.specs import CacheGroup, DeviceSpecs, ModelFacts
+from drumline.contract.weights import DiskWeights
 from drumline.control.event_loop import EventLoop, Ranks
 from drumline.control.ingress import Limits
 from drumline.core.config import WritePolicy
@@ -101,6 +102,15 @@ class EncodedPlane:
 
     def restore_memory(self, regions: Sequence[Region]) -> None:
         self._plane.restore_memory(regions)
+
+    def open_weights(self, source: DiskWeights) -> str | None:
+        return self._plane.open_weights(source)
+
+    def load_weights(self) -> str | None:
+        return self._plane.load_weights()
+
+    def settle_weights(self, taken: bool) -> None:
+        self._plane.settle_weights(taken)
 
 
 class Simulation:

@@ -189,7 +189,7 @@ def test_the_value_that_a_refusal_names_will_do(how, flag):
 
 def test_memory_is_asked_for_before_weights_are_read(checkpoint, thread, monkeypatch):
     monkeypatch.setattr(budget, "available_bytes", lambda: 10 * MIB)
-    monkeypatch.setattr(builder, "load_decoder", None)
+    monkeypatch.setattr(builder, "WeightLoader", None)
     with pytest.raises(ConfigError, match="10 MiB are available"):
         builder.build(small_config(checkpoint("llama")[1]), thread)
 

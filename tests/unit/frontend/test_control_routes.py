@@ -205,3 +205,60 @@ async def test_the_operators_key_guards_every_one_of_them(embedded):
         bearer = {"authorization": "Bearer operator"}
         assert (await it.http.post("/resume", headers=bearer)).status_code == 200
         assert it.fake.calls == [("resume_scheduler",)]
+
+
+def asked(fake):
+    """Return what an engine was asked for, but for whether it is paused."""
+    return [call for call in fake.calls if call[0] != "is_scheduler_paused"]
+
+
+LOAD = ("update_weight_from_disk", "/new", None, "step-7", True)
+
+
+@run
+async def test_weights_are_loaded_while_the_engine_is_paused_for_that_alone(embedded):
+    async with served(embedded, engines=2) as it:
+        body = {"model_path": "/new", "weight_version": "step-7"}
+        reply = await it.http.post("/update_weights_from_disk", json=body)
+        assert (reply.status_code, reply.json()) == (200, OK)
+        for fake in it.fakes:
+            assert asked(fake) == [("pause_scheduler", "wait"), LOAD, ("resume_scheduler",)]
+        it.fake.calls.clear()
+        body["abort_all_requests"] = True
+        await it.http.post("/update_weights_from_disk", json=body)
+        assert asked(it.fake)[0] == ("pause_scheduler", "abort")
+
+
+@run
+async def test_an_engine_that_is_paused_already_stays_so_after_a_load(embedded):
+    def on_call(method, *args):
+        return True, "true" if method == "is_scheduler_paused" else "weights loaded from /new"
+
+    async with served(embedded, on_call=on_call) as it:
+        body = {"model_path": "/new", "load_format": "gguf", "flush_cache": False}
+        reply = await it.http.post("/update_weights_from_disk", json=body)
+        assert reply.json() == {"success": True, "message": "weights loaded from /new"}
+        assert asked(it.fake) == [("update_weight_from_disk", "/new", "gguf", None, False)]
+
+
+@run
+async def test_a_load_that_is_refused_leaves_the_engine_serving(embedded):
+    def on_call(method, *args):
+        return method != "update_weight_from_disk", "no" if method.startswith("update") else ""
+
+    async with served(embedded, on_call=on_call) as it:
+        reply = await it.http.post("/update_weights_from_disk", json={"model_path": "/new"})
+        assert (reply.status_code, reply.json()) == (400, {"success": False, "message": "no"})
+        assert asked(it.fake)[-1] == ("resume_scheduler",)
+        reply = await it.http.post("/update_weights_from_disk", json={})
+        assert reply.status_code == 400
+        assert "missing required field `model_path`" in reply.json()["error"]["message"]
+
+
+@run
+async def test_the_name_of_the_weights_that_serve_is_told(embedded):
+    async with served(embedded, engines=2, on_call=lambda *call: (True, "step-7")) as it:
+        reply = await it.http.get("/get_weight_version")
+        assert (reply.status_code, reply.json()) == (200, {"weight_version": "step-7"})
+        it.fake.on_call = lambda *call: (False, "this engine has no operation 'get_weight_version'")
+        assert (await it.http.get("/get_weight_version")).status_code == 501

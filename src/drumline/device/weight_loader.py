@@ -1,0 +1,112 @@
+"""Loading weights: those a rank starts with, and others of the same shape while it serves.
+
+New weights are read into memory of their own, so that those that serve stay whole
+whatever happens. It does not know when weights may change.
+
+Thread: forward thread only.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from msgspec import Struct, structs
+
+from drumline.contract.weights import DiskWeights
+from drumline.core.errors import ConfigError
+from drumline.core.model_files import find_model
+from drumline.device.blocks import Apportioned
+from drumline.device.layers import Backend
+from drumline.device.models.checkpoint import Checkpoint, open_checkpoint
+from drumline.device.models.config import DecoderConfig
+from drumline.device.models.decoder import Decoder, load_decoder, weight_count
+from drumline.device.models.shard import shard_of
+from drumline.device.parallel import TensorGroup
+from drumline.device.weights.store import WeightStore
+
+_MANY_WEIGHTS = 1_000_000_000
+_MIB = 1 << 20
+_MAY_DIFFER = frozenset({"stored_dtype", "eos_token_ids"})
+"""What two checkpoints of one model may say differently: weights are converted anyway, and
+which tokens end an answer is settled when an engine starts."""
+
+
+class Loaded(Struct, frozen=True, eq=False):
+    """A decoder, and the memory its weights lie in."""
+
+    decoder: Decoder
+    store: WeightStore
+
+
+class WeightLoader:
+    """Loads this rank's part of a model."""
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        backend: Backend,
+        dtype: torch.dtype,
+        device: torch.device,
+        group: TensorGroup,
+        apportioned: Apportioned,
+        available_bytes: Callable[[], int],
+    ) -> None:
+        self._config = config
+        self._backend = backend
+        self._dtype = dtype
+        self._device = device
+        self._group = group
+        self._apportioned = apportioned
+        self._available_bytes = available_bytes
+        self._count = weight_count(config, shard_of(config, group.index, group.size))
+
+    def load(self, checkpoint: Checkpoint) -> Loaded:
+        """Read the weights. Raises ConfigError naming the file of what is missing or misshapen."""
+        store = WeightStore(self._dtype, self._device)
+        with _threads(self._count):
+            decoder = load_decoder(
+                self._config,
+                checkpoint.weights,
+                self._backend,
+                store,
+                self._group,
+                self._apportioned,
+            )
+        return Loaded(decoder, store)
+
+    def opened(self, source: DiskWeights) -> Checkpoint:
+        """Open a checkpoint that is to take the place of the one that serves.
+
+        Raises ConfigError where it is none of the same shape, or memory for both is wanting.
+        """
+        checkpoint = open_checkpoint(find_model(source.path))
+        mine, others = structs.asdict(self._config), structs.asdict(checkpoint.config)
+        for name, value in mine.items():
+            if name not in _MAY_DIFFER and others[name] != value:
+                raise ConfigError(
+                    source.path, f"{name} is {others[name]} there, and {value} in what is served"
+                )
+        needed, free = self._count * self._dtype.itemsize, self._available_bytes()
+        if needed > free:
+            raise ConfigError(
+                source.path,
+                f"the weights that serve are kept until the new ones are there, which take "
+                f"{needed // _MIB} MiB; {free // _MIB} MiB are available",
+            )
+        return checkpoint
+
+
+@contextmanager
+def _threads(weights: int) -> Iterator[None]:
+    """Read a small model with one thread.
+
+    Reading is thousands of short operations. Shared among threads, each ends in a
+    barrier, which costs milliseconds wherever another process holds one of the cores.
+    """
+    threads = torch.get_num_threads()
+    if weights < _MANY_WEIGHTS:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
