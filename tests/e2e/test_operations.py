@@ -10,6 +10,8 @@ import pytest
 from tests.e2e.conftest import MODEL
 from tests.e2e.processes import eventually
 
+from drumline.core.model_files import find_model
+
 SLEEPS = int(os.environ.get("DRUMLINE_SOAK_SLEEPS", "2"))
 STREAMS = 32 if "DRUMLINE_SOAK_SLEEPS" in os.environ else 6
 MIB = 1 << 20
@@ -85,29 +87,47 @@ def test_a_keep_pause_amid_streams_changes_none_of_them(http):
 
 
 def test_a_pause_that_ends_what_runs_tells_the_clients_and_a_waiting_one_lets_it_finish(http):
+    def ask(tokens):
+        body = {"model": MODEL, "prompt": "Drums and", "max_tokens": tokens, "ignore_eos": True}
+        return http.post("/v1/completions", json=body, timeout=60)
+
     with concurrent.futures.ThreadPoolExecutor(3) as pool:
-        long = {"max_tokens": 400, "ignore_eos": True}
-
-        def ask():
-            body = {"model": MODEL, "prompt": "Drums and", "temperature": 0, **long}
-            return http.post("/v1/completions", json=body, timeout=120)
-
-        ended = pool.submit(ask)
-        eventually(lambda: http.get("/health").json()["in_flight"] == 1, 20)
+        ended = pool.submit(ask, 1500)
+        eventually(lambda: running(http), 20)
         done(http, "/pause_generation", mode="abort")
         assert ended.result().status_code == 503
         assert "the engine was paused" in ended.result().json()["error"]["message"]
         done(http, "/continue_generation")
-        long = {"max_tokens": 30, "ignore_eos": True}
-        first = pool.submit(ask)
-        eventually(lambda: http.get("/health").json()["in_flight"] == 1, 20)
+        first = pool.submit(ask, 60)
+        eventually(lambda: running(http), 20)
         done(http, "/pause_generation")
         assert first.result().status_code == 200
-        withheld = pool.submit(ask)
+        withheld = pool.submit(ask, 2)
         time.sleep(0.3)
         assert not withheld.done()
         done(http, "/resume")
         assert withheld.result().status_code == 200
+
+
+def test_weights_from_disk_take_the_place_of_those_that_serve(http, tiny_model):
+    prompt = "The best of all drummers is"
+    text = complete(http, prompt)
+    began = time.perf_counter()
+    path = str(find_model(None).path)
+    done(http, "/update_weights_from_disk", model_path=path, weight_version="step-1")
+    print(f"the embedded model was loaded in {time.perf_counter() - began:.1f} s")  # noqa: T201
+    assert http.get("/get_weight_version").json() == {"weight_version": "step-1"}
+    assert complete(http, prompt) == text
+    for other, reason in (
+        (str(tiny_model), "vocab_size is 512 there, and 49152 in what is served"),
+        ("/nowhere", "'/nowhere' is no existing directory or file"),
+    ):
+        refused = http.post("/update_weights_from_disk", json={"model_path": other})
+        assert (refused.status_code, refused.json()["success"]) == (400, False)
+        assert reason in refused.json()["message"]
+    assert http.get("/is_paused").json() == {"is_paused": False}
+    assert http.get("/get_weight_version").json() == {"weight_version": "step-1"}
+    assert complete(http, prompt) == text
 
 
 def test_a_server_asleep_uses_next_to_nothing(server, http):
