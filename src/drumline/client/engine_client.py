@@ -85,6 +85,8 @@ class EngineClient:
         self._failure: str | None = None
         self.closed = asyncio.Event()
         """Set once an engine is gone or `close` was called; nothing works from then on."""
+        self.weight_version = "default"
+        """What the weights that serve are called, as whoever loads them says here."""
         self.dropped_frames = 0
         """Messages of engines that made no sense and were dropped whole."""
 
@@ -369,6 +371,8 @@ class EngineClient:
                 continue  # aborted; what was on its way still arrives
             if delta.finished_reason:
                 self._forget(stream)
+                # Now, and not once somebody reads it: other weights may serve by then.
+                delta.weight_version = self.weight_version
             stream.push(delta)
 
     # --- the end

@@ -40,6 +40,8 @@ class Delta(Struct):
     input_top_logprobs: Sequence[list[float] | None] = ()
     input_top_logprob_ids: Sequence[list[int] | None] = ()
     details: dict[str, Any] | None = None
+    weight_version: str = ""
+    """With a finished reason: what the weights were called that had served until then."""
 
 
 def merged(earlier: Delta, later: Delta) -> Delta:
@@ -62,6 +64,7 @@ def merged(earlier: Delta, later: Delta) -> Delta:
         )
     if later.details is not None:
         earlier.details = later.details
+    earlier.weight_version = later.weight_version
     return earlier
 
 

@@ -102,7 +102,10 @@ class EngineControl:
                 if not rested.success:
                     return rested
             try:
-                return await self._asked("update_weight_from_disk", path, kind, version, flush)
+                loaded = await self._asked("update_weight_from_disk", path, kind, version, flush)
+                if loaded.success and version is not None:
+                    self._engine.weight_version = version
+                return loaded
             finally:
                 if not paused:
                     await self.resume()

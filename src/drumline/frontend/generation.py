@@ -73,6 +73,8 @@ class Piece(Struct, frozen=True):
     """How many of the prompt's tokens were in the prefix cache."""
     prompt: tuple[TokenLogprob | None, ...] | None = None
     """What was asked of the prompt's tokens, once, with the first answer to it."""
+    weight_version: str = ""
+    """With a finish reason: what the weights are called that it was computed with."""
 
 
 class Usage(Struct):
@@ -150,6 +152,8 @@ class Generation:
                     piece = self._heard(index, delta)
                     if piece.finish_reason is not None:
                         streams[index].abort()
+                        version = delta.weight_version or self._engine.weight_version
+                        piece = replace(piece, weight_version=version)
                     if piece.token_ids or piece.text or piece.finish_reason is not None:
                         yield piece
         except (GeneratorExit, asyncio.CancelledError):

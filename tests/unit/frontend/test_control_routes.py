@@ -12,6 +12,8 @@ from drumline.frontend.engine_control import EngineControl
 from drumline.frontend.health import health_of
 from drumline.frontend.service import Timings
 from drumline.wire.output import ControlReplySlim
+from drumline.wire.request import TokenizedGenerateReqInput
+from drumline.wire.sampling import SamplingParams, normalized
 
 OK = {"success": True, "message": ""}
 
@@ -262,3 +264,35 @@ async def test_the_name_of_the_weights_that_serve_is_told(embedded):
         assert (reply.status_code, reply.json()) == (200, {"weight_version": "step-7"})
         it.fake.on_call = lambda *call: (False, "this engine has no operation 'get_weight_version'")
         assert (await it.http.get("/get_weight_version")).status_code == 501
+
+
+@run
+async def test_an_answer_says_which_weights_it_was_computed_with(embedded):
+    async def generate():
+        body = {"text": "a", "sampling_params": {"max_new_tokens": 4}}
+        return (await it.http.post("/generate", json=body)).json()["meta_info"]["weight_version"]
+
+    async with served(embedded) as it:
+        assert await generate() == "default"
+        load = it.http.post
+        version = {"model_path": "/new", "weight_version": "step-8"}
+        await load("/update_weights_from_disk", json=version)
+        assert await generate() == "step-8"
+        it.fake.on_call = lambda method, *args: (not method.startswith("update"), "")
+        version["weight_version"] = "step-9"
+        assert (await load("/update_weights_from_disk", json=version)).status_code == 400
+        assert await generate() == "step-8"
+
+
+@run
+async def test_an_answer_that_is_read_late_says_what_served_when_it_ended(embedded):
+    async with served(embedded) as it:
+        engine = it.service.engine
+        sampling = normalized(SamplingParams(max_new_tokens=2))
+        stream = engine.submit(
+            TokenizedGenerateReqInput(rid="r", input_ids=[1], sampling_params=sampling)
+        )
+        await until(lambda: not engine.in_flight)
+        engine.weight_version = "later"
+        *_, last = [delta async for delta in stream]
+        assert (last.finished_reason, last.weight_version) == ("length", "default")

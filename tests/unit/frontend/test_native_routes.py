@@ -34,6 +34,7 @@ async def test_a_text_is_continued_with_its_ids_and_what_it_cost(embedded):
             "prompt_tokens": 2,
             "completion_tokens": len(ids),
             "cached_tokens": 2,
+            "weight_version": "default",
         }
         (request,) = it.fake.requests
         assert request.sampling_params.max_new_tokens == 128

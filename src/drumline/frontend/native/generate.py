@@ -90,6 +90,7 @@ class Meta(Struct):
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+    weight_version: str | UnsetType = UNSET
     input_token_logprobs: list[Told] | UnsetType = UNSET
     output_token_logprobs: list[Told] | UnsetType = UNSET
     input_top_logprobs: list[Any] | UnsetType = UNSET
@@ -225,6 +226,7 @@ class GenerateCall:
             prompt_tokens=prompt_tokens,
             completion_tokens=len(answer.token_ids),
             cached_tokens=answer.cached_tokens,
+            weight_version=answer.weight_version or UNSET,
         )
         if self._request.return_logprob:
             drawn: Sequence[TokenLogprob | None] = answer.logprobs

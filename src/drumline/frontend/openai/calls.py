@@ -45,6 +45,7 @@ class Answer(Struct):
     token_ids: list[int] = []
     cached_tokens: int = 0
     prompt: tuple[TokenLogprob | None, ...] | None = None
+    weight_version: str = ""
 
     def add(self, piece: Piece) -> None:
         """Grow by `piece`."""
@@ -56,6 +57,7 @@ class Answer(Struct):
         if piece.finish_reason is not None:
             self.finish_reason = piece.finish_reason
             self.stop_reason = piece.stop_reason
+            self.weight_version = piece.weight_version
 
 
 class Call(Protocol):
