@@ -12,7 +12,7 @@ from tests.e2e.processes import eventually
 
 from drumline.core.model_files import find_model
 
-SLEEPS = int(os.environ.get("DRUMLINE_SOAK_SLEEPS", "2"))
+SLEEPS = int(os.environ.get("DRUMLINE_SOAK_SLEEPS", "1"))
 STREAMS = 32 if "DRUMLINE_SOAK_SLEEPS" in os.environ else 6
 MIB = 1 << 20
 
@@ -44,7 +44,7 @@ def running(http):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is given back on Linux alone")
 def test_sleep_gives_weights_and_pages_back_and_the_same_text_comes_after(server, http):
-    prompt = "Once upon a time there was a drummer who " + "played and played and " * 300
+    prompt = "Once upon a time there was a drummer who " + "played and played and " * 25
     text = complete(http, prompt)
     # What computing takes for itself is taken the first times.
     done(http, "/flush_cache")

@@ -108,3 +108,29 @@ def test_a_failed_load_does_not_end_the_forward_thread(rig, other):
     assert rig.plane.open_weights(DiskWeights("")) is not None
     rig.plane.settle_weights(False)
     assert rig.plane.open_weights(DiskWeights(str(other))) is None
+
+
+def test_a_kv_cache_that_was_released_is_blank_and_may_be_written(rig):
+    pool = rig.built.handle._pool
+    for tensor in (*pool.keys, *pool.values):
+        tensor.fill_(3)
+    assert rig.plane.release_memory((Region.KV_CACHE,)) is None
+    rig.plane.restore_memory((Region.KV_CACHE,))
+    assert not any(tensor.any() for tensor in (*pool.keys, *pool.values))
+    pool.keys[0][5].fill_(1)
+    assert pool.bytes[5].any()
+    assert not pool.bytes[4].any()
+
+
+def test_weights_that_find_no_room_refuse_the_release_and_leave_all_there(rig, monkeypatch):
+    def full(**_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("tempfile.TemporaryFile", full)
+    pool = rig.built.handle._pool
+    pool.keys[0].fill_(3)
+    fault = rig.plane.release_memory((Region.WEIGHTS, Region.KV_CACHE))
+    assert fault.startswith("no room to keep the weights in /")
+    assert fault.endswith("No space left on device")
+    assert pool.keys[0].all()
+    assert head(rig).any()
