@@ -15,6 +15,8 @@ LOAD = Operation.UPDATE_WEIGHTS_FROM_DISTRIBUTED
 INIT = Operation.INIT_WEIGHTS_GROUP
 LAYOUTS = [Layout(1, 2), Layout(1, 3), Layout(2, 2)]
 LONG = 40
+BY_HAND = [each for each in Operation if each is not Operation.UPDATE_WEIGHTS_FROM_DISK]
+"""What the loop itself does nothing about; a load from disk it would carry out."""
 
 
 class Holding:
@@ -110,7 +112,7 @@ def test_different_steps_of_the_engines_own_stop_all_as_well(layout):
 
 @given(
     arrivals=st.lists(
-        st.tuples(st.sampled_from(Operation), st.lists(st.integers(0, 6), min_size=3, max_size=3)),
+        st.tuples(st.sampled_from(BY_HAND), st.lists(st.integers(0, 6), min_size=3, max_size=3)),
         max_size=4,
     ),
     layout=st.sampled_from(LAYOUTS),
