@@ -28,6 +28,20 @@ T = TypeVar("T", bound=Struct)
 _LISTS = {"tags"}
 """Fields that a query may name several times."""
 
+_ABSENT = (
+    "/update_weights_from_tensor",
+    "/update_weights_from_distributed",
+    "/update_weights_from_mooncake",
+    "/init_weights_update_group",
+    "/destroy_weights_update_group",
+    "/get_weights_by_name",
+    "/start_profile",
+    "/stop_profile",
+    "/set_internal_state",
+    "/rebalance_experts",
+)
+"""What clients of other engines ask for, and this one does not do."""
+
 _encode = msgspec.json.Encoder().encode
 _decode_object = msgspec.json.Decoder(dict[str, Any])
 
@@ -85,6 +99,7 @@ def control_routes(service: Service) -> list[Route]:
         ("POST", "/update_weights_from_disk", asking(_Disk, load)),
         ("GET", "/get_weight_version", asking(_Nothing, version)),
         ("GET POST", "/flush_cache", flush),
+        *(("GET POST", path, Plain(_absent)) for path in _ABSENT),
         ("POST", "/reset_prefix_cache", flush),
     ]
 
@@ -123,6 +138,10 @@ class _Operation(Generic[T]):
             raise RequestError(
                 400, f"{error}; {scope['path']} takes {known}", code="invalid_parameter"
             ) from None
+
+
+async def _absent(scope: Scope, reply: Reply) -> None:
+    raise RequestError(501, f"{scope['path']} is not supported by this version", code="unsupported")
 
 
 class _Nothing(Struct, forbid_unknown_fields=True):

@@ -296,3 +296,13 @@ async def test_an_answer_that_is_read_late_says_what_served_when_it_ended(embedd
         engine.weight_version = "later"
         *_, last = [delta async for delta in stream]
         assert (last.finished_reason, last.weight_version) == ("length", "default")
+
+
+@pytest.mark.parametrize("path", ["/update_weights_from_tensor", "/start_profile"])
+@run
+async def test_what_this_version_does_not_do_is_refused_by_name(embedded, path):
+    async with served(embedded) as it:
+        reply = await it.http.post(path, json={})
+        assert reply.status_code == 501
+        assert reply.json()["error"]["message"] == f"{path} is not supported by this version"
+        assert it.fake.calls == []
