@@ -6,6 +6,7 @@ whatever happens. It does not know when weights may change.
 Thread: forward thread only.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -26,9 +27,12 @@ from drumline.device.weights.store import WeightStore
 
 _MANY_WEIGHTS = 1_000_000_000
 _MIB = 1 << 20
-_MAY_DIFFER = frozenset({"stored_dtype", "eos_token_ids"})
-"""What two checkpoints of one model may say differently: weights are converted anyway, and
-which tokens end an answer is settled when an engine starts."""
+_MAY_DIFFER = frozenset({"architecture", "stored_dtype", "eos_token_ids"})
+"""What two checkpoints of one model may say differently: file formats have their own names
+for it, weights are converted anyway, and which tokens end an answer is settled when an
+engine starts."""
+_ROUNDED = 1e-6
+"""File formats hold numbers in more bits or fewer."""
 
 
 class Loaded(Struct, frozen=True, eq=False):
@@ -82,7 +86,7 @@ class WeightLoader:
         checkpoint = open_checkpoint(find_model(source.path))
         mine, others = structs.asdict(self._config), structs.asdict(checkpoint.config)
         for name, value in mine.items():
-            if name not in _MAY_DIFFER and others[name] != value:
+            if name not in _MAY_DIFFER and not _same(value, others[name]):
                 raise ConfigError(
                     source.path, f"{name} is {others[name]} there, and {value} in what is served"
                 )
@@ -94,6 +98,12 @@ class WeightLoader:
                 f"{needed // _MIB} MiB; {free // _MIB} MiB are available",
             )
         return checkpoint
+
+
+def _same(mine: object, other: object) -> bool:
+    if isinstance(mine, float) and isinstance(other, float):
+        return math.isclose(mine, other, rel_tol=_ROUNDED)
+    return mine == other
 
 
 @contextmanager

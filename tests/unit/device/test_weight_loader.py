@@ -83,7 +83,7 @@ def test_what_cannot_be_served_in_its_place_is_refused_by_name(
     assert "no existing directory or file" in refused(tmp_path / "nowhere")
     tied = checkpoint("llama, tied")[1]
     assert "tied_embeddings is True there, and False in what is served" in refused(tied)
-    assert "architecture is Qwen3ForCausalLM there" in refused(checkpoint("qwen3")[1])
+    assert "head_dim is 32 there, and 16 in what is served" in refused(checkpoint("qwen3")[1])
     pickled = tmp_path / "model.bin"
     pickled.write_bytes(b"\x80\x04.")
     assert "pickled checkpoint, which can run any code" in refused(pickled)
