@@ -34,6 +34,9 @@ _CLOCK = struct.Struct("<Q?")
 """Clock in µs, stop request; stands behind the digest, and messages follow."""
 _BODY_AT = _DIGEST.size + _CLOCK.size
 _NO_MESSAGES = encode_messages(())
+MOST_BYTES = 64 * 1024 * 1024
+"""Of messages in one exchange, unless a single one is larger: what one exchange carries is
+bounded, and what a frontend sends while a forward runs is not."""
 
 
 class Relayed(Struct, frozen=True):
@@ -55,6 +58,8 @@ class Relay:
         self._members = tuple(members) or tuple(range(replica.size))
         self._last = _DIGEST.pack(*(0,) * len(Digest.__struct_fields__))
         self._round = 0
+        self._held: tuple[Message, ...] = ()
+        """Messages for which the exchanges so far had no room; they go first."""
         self._inputs = 0
         self._rows = 0
         self._lengths = 0
@@ -73,6 +78,8 @@ class Relay:
     def exchange(self, messages: tuple[Message, ...], stop: bool, now_us: int) -> Relayed:
         """Return the first member's messages, stop request and clock; the others' are ignored.
 
+        Messages that are too many bytes for one exchange come from the next ones, in order.
+
         Collective: every member of the replica, once a round. Raises InvariantError on
         every member alike if their previous rounds differ.
         """
@@ -82,7 +89,7 @@ class Relay:
         last = self._last
         body = b""
         if self.owner:
-            body = encode_messages(messages) if messages else _NO_MESSAGES
+            messages, body = self._packed(messages)
         gathered = self._replica.all_gather(last + _CLOCK.pack(now_us, stop) + body)
         for payload in gathered:
             if not payload.startswith(last):
@@ -94,6 +101,21 @@ class Relay:
         if not self.owner:
             messages = () if body == _NO_MESSAGES else decode_messages(body)
         return Relayed(stop, now_us, messages)
+
+    def _packed(self, messages: tuple[Message, ...]) -> tuple[tuple[Message, ...], bytes]:
+        """Return the messages that go with this exchange, and their bytes; hold the others."""
+        if self._held:
+            messages = self._held + messages
+            self._held = ()
+        if not messages:
+            return (), _NO_MESSAGES
+        body = encode_messages(messages)
+        count = len(messages)
+        while len(body) > MOST_BYTES and count > 1:
+            count = max(1, count * MOST_BYTES // len(body))
+            body = encode_messages(messages[:count])
+        self._held = messages[count:]
+        return messages[:count], body
 
     def add_plan(self, plan: Plan) -> None:
         """Count a plan towards this round's digest."""

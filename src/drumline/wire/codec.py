@@ -45,6 +45,26 @@ def decoder(kind: Any) -> Callable[[Buffer], Any]:
     return checked
 
 
+MOST_NESTED = 64
+"""Levels that a value of free shape may have. Whoever takes it over may encode, show or decode
+it from a deeper stack than the one it was decoded on."""
+
+
+def check_nesting(what: str, value: Any) -> None:
+    """Raise MalformedFrameError if `value`, plain lists and maps, nests too deeply."""
+    level = [value]
+    for _ in range(MOST_NESTED + 1):
+        level = [
+            inner
+            for each in level
+            if isinstance(each, list | tuple | dict)
+            for inner in (each.values() if isinstance(each, dict) else each)
+        ]
+        if not level:
+            return
+    raise MalformedFrameError(f"{what} nests deeper than {MOST_NESTED} levels")
+
+
 decode_any: Callable[[Buffer], Any] = decoder(Any)
 """Decode a message of unknown shape into plain lists, maps and scalars."""
 

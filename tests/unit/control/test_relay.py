@@ -42,6 +42,25 @@ def test_the_first_members_word_counts_for_all(pair):
     assert theirs.messages[1] == AbortAsked(("b",))
 
 
+def test_messages_too_many_for_one_exchange_come_in_the_next_in_order(pair, monkeypatch):
+    monkeypatch.setattr("drumline.control.relay.MOST_BYTES", 3000)
+    ids = np.arange(100, dtype=np.int32)
+    sent = [Submitted(GenerateRequest(rid=f"r{n}", input_ids=ids)) for n in range(40)]
+    # One that is too large by itself goes alone.
+    sent[7] = Submitted(GenerateRequest(rid="large", input_ids=np.arange(2000, dtype=np.int32)))
+    came, rounds = [], 0
+    for messages in (tuple(sent), (AbortAsked(("r0",)),), *[()] * 40):
+        mine, theirs = exchange(pair, messages)
+        assert len(mine.messages) == len(theirs.messages)
+        came += theirs.messages
+        rounds += bool(mine.messages)
+        for relay in pair.relays:
+            relay.close()
+    assert [message.request.rid for message in came[:-1]] == [one.request.rid for one in sent]
+    assert came[-1] == AbortAsked(("r0",))
+    assert 7 <= rounds < 20
+
+
 def test_members_that_ran_the_same_round_go_on(pair):
     for round_ in range(1, 4):
         exchange(pair)

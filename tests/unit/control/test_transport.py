@@ -15,6 +15,7 @@ from drumline.client.engine_client import EngineClient
 from drumline.contract.messages import AbortAsked, CallAsked, CallReply, Submitted
 from drumline.contract.outputs import Load, OutputColumns
 from drumline.control.transport import Transport
+from drumline.control.transport.intake import MOST_BYTES
 from drumline.core.errors import PeerError
 from drumline.core.hashing import page_digests
 from drumline.wire.codec import encode
@@ -333,6 +334,34 @@ def test_a_malformed_call_is_answered_under_its_id():
         assert (tag, call_id, success) == ("ControlReplySlim", 7, False)
         assert "malformed" in message
         assert link.refused == 1
+
+
+def test_what_nests_too_deeply_for_another_stack_is_refused():
+    # Each is shallow enough to be decoded, and too deep to be encoded from a round's stack.
+    deep = b"\x91" * 970 + b"\x01"
+    with bare_link() as (frontend, link):
+        frontend.send(b"\x02", b"\x93\x07" + encode("pause_scheduler") + b"\x91" + deep)
+        _, call_id, success, message, _ = frontend.output()
+        assert (call_id, success) == (7, False)
+        assert "its arguments nests deeper than 64 levels" in message
+        hole = {"drumline": {"logits_processors": {"x": "hole"}}}
+        whole = encode(request(params=SamplingParams(custom_params=hole)))
+        frontend.send(b"\x00", whole.replace(encode("hole"), deep))
+        (message,) = received(link)
+        assert "nests deeper" in message.request.invalid
+
+
+def test_a_message_of_more_bytes_than_the_ranks_exchange_is_refused():
+    with bare_link() as (frontend, link):
+        frontend.send(b"\x00", encode(request(ids=[1] * MOST_BYTES)))
+        (message,) = received(link)
+        assert f"{MOST_BYTES} are allowed" in message.request.invalid
+        for kind in (b"\x01", b"\x02"):
+            frontend.send(kind, encode(["x" * MOST_BYTES]))
+        frontend.send(b"\x00", encode(request("good")))
+        (message,) = received(link)
+        assert (message.request.rid, message.request.invalid) == ("good", None)
+        assert link.refused == 2
 
 
 # --- frontends that name operations by struct

@@ -16,13 +16,15 @@ from drumline.contract.grammar import GrammarKey, GrammarKind
 from drumline.contract.messages import Submitted
 from drumline.contract.request import GenerateRequest, ProcessorCall, Sampling
 from drumline.core.hashing import extra_keys, page_digests
-from drumline.wire.codec import Buffer, MalformedFrameError, readable_rid
+from drumline.wire.codec import Buffer, MalformedFrameError, check_nesting, readable_rid
 from drumline.wire.frames import decode_generate
 from drumline.wire.own_params import NAME, OwnParams, own_params
 from drumline.wire.request import TokenizedGenerateReqInput
 from drumline.wire.sampling import SamplingParams, normalized, seed_of
 
 INT32_MAX = (1 << 31) - 1
+MOST_BYTES = 16 * 1024 * 1024
+"""Of a message: some millions of tokens. What it becomes fits an exchange among ranks."""
 _SEED_BITS = (1 << 63) - 1
 _HOTTEST = 1e30
 """As hot as any: every token is equally likely long before, and float32 still holds it."""
@@ -58,6 +60,7 @@ def submitted(payload: Buffer, granularity: int) -> Submitted:
     `granularity` is the tokens of a hashed prefix page.
     """
     try:
+        check_size(payload)
         request = decode_generate(payload)
     except MalformedFrameError as error:
         rid = readable_rid(payload)
@@ -70,6 +73,12 @@ def submitted(payload: Buffer, granularity: int) -> Submitted:
         return Submitted(_translated(request.rid, request, granularity))
     except RefusalError as refusal:
         return _invalid(request.rid, str(refusal))
+
+
+def check_size(payload: Buffer) -> None:
+    """Raise MalformedFrameError for a message with more bytes than any has a reason for."""
+    if len(payload) > MOST_BYTES:
+        raise MalformedFrameError(f"it has {len(payload)} bytes; {MOST_BYTES} are allowed")
 
 
 def _invalid(rid: str, reason: str) -> Submitted:
@@ -135,9 +144,11 @@ def _check(params: SamplingParams) -> None:
 
 def _own_params(params: SamplingParams) -> OwnParams:
     try:
-        return own_params(params.custom_params)
-    except msgspec.ValidationError as error:
+        own = own_params(params.custom_params)
+        check_nesting("logits_processors", own.logits_processors)
+    except (msgspec.ValidationError, MalformedFrameError) as error:
         raise RefusalError(f"custom_params.{NAME}: {error}") from None
+    return own
 
 
 def _start(request: TokenizedGenerateReqInput, prompt_tokens: int) -> int:

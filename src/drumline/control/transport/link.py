@@ -20,11 +20,17 @@ from zmq.utils.monitor import recv_monitor_message
 from drumline.contract.messages import AbortAsked, CallAsked, CallReply, Message
 from drumline.contract.outputs import Load, OutputColumns
 from drumline.contract.ports import Clock
-from drumline.control.transport.intake import submitted
+from drumline.control.transport.intake import check_size, submitted
 from drumline.control.transport.outgoing import slim
 from drumline.core.clock import SystemClock
 from drumline.core.errors import PeerError
-from drumline.wire.codec import Buffer, MalformedFrameError, decode_any, encode
+from drumline.wire.codec import (
+    Buffer,
+    MalformedFrameError,
+    check_nesting,
+    decode_any,
+    encode,
+)
 from drumline.wire.control import (
     GetInternalStateReq,
     NativeRequest,
@@ -331,15 +337,19 @@ class Transport:
                     log.info("request %s is refused: %s", added.request.rid, added.request.invalid)
                 return added
             case InputKind.ABORT:
+                check_size(frames[1])
                 return AbortAsked(tuple(decode_rids(frames[1])))
             case InputKind.CONTROL:
                 return self._call(frames[1], outputs)
 
     def _call(self, payload: Buffer, outputs: "zmq.Socket[bytes]") -> Message | None:
+        check_size(payload)
         try:
             asked = decode_control(payload)
-            if isinstance(asked, Call) and asked.call_id < 0:
-                raise MalformedFrameError(f"a call's id is not negative, {asked.call_id} is")
+            if isinstance(asked, Call):
+                if asked.call_id < 0:
+                    raise MalformedFrameError(f"a call's id is not negative, {asked.call_id} is")
+                check_nesting("its arguments", asked.args)
         except MalformedFrameError as error:
             call_id = _readable_call_id(payload)
             if call_id is None:
