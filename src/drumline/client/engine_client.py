@@ -180,7 +180,8 @@ class EngineClient:
         if rid in self._streams:
             raise RequestError(409, f"a request with the id {rid!r} is in flight", param="rid")
         engine = self._engine_for(request)
-        self._send(engine, add_frames(request))
+        frames = _on_the_wire(lambda: add_frames(request))
+        self._send(engine, frames)
         if not self._streams:
             self._busy_since_us = self._clock.now_us()
         stream = Stream(rid, engine, self._abort)
@@ -237,13 +238,14 @@ class EngineClient:
         """Have every engine carry out a control operation; returns their replies by index.
 
         A reply with `success` false is a reply. Raises PeerError when an engine does not
-        answer in time or is gone.
+        answer in time or is gone, RequestError 400 for arguments that no message can hold.
         """
         self._check_open()
         call_id, futures = self._calls.opened(self._engines)
         try:
+            frames = _on_the_wire(lambda: call_frames(call_id, method, args))
             for engine in range(self._engines):
-                self._send(engine, call_frames(call_id, method, args))
+                self._send(engine, frames)
             async with asyncio.timeout(timeout_s):
                 return tuple(await asyncio.gather(*futures))
         except TimeoutError:
@@ -423,6 +425,15 @@ class EngineClient:
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("the link to the engine broke", exc_info=error)
             self._fail(f"the link to the engine broke: {error}")
+
+
+def _on_the_wire(made: Callable[[], list[Buffer]]) -> list[Buffer]:
+    """Return frames. Raises RequestError 400 for a value that no message can hold."""
+    try:
+        return made()
+    # Numbers beyond 64 bits, half a surrogate pair, nesting deeper than the stack.
+    except (OverflowError, ValueError, RecursionError) as error:
+        raise RequestError(400, f"a value cannot be sent to the engine: {error}") from None
 
 
 def _beside(address: str, suffix: str) -> str:

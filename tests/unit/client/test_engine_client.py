@@ -180,6 +180,27 @@ def test_a_request_without_one_id_is_refused(rid):
     test()
 
 
+@run
+async def test_what_no_message_can_hold_is_refused_and_nothing_waits_for_it():
+    deep = []
+    for _ in range(5000):
+        deep = [deep]
+    async with linked() as (client, engine):
+        for fields in (
+            {"data_parallel_rank": 2**64},
+            {"input_text": "\udc00"},
+            {"input_extra_infos": [{"a": deep}]},
+        ):
+            with pytest.raises(RequestError, match="cannot be sent") as refusal:
+                client.submit(request(**fields))
+            assert refusal.value.status == 400
+        with pytest.raises(RequestError, match="cannot be sent"):
+            await client.call("pause_scheduler", "\udc00")
+        assert client.in_flight == 0
+        await collected(client.submit(request()))
+        assert (len(engine.requests), engine.calls) == (1, [])
+
+
 # --- several engines
 
 
