@@ -364,7 +364,11 @@ def test_a_row_is_bound_to_an_admitted_request_only():
         Sampler(3, VOCAB).bind(1, "ghost")
 
 
-@pytest.mark.parametrize("way", [Sampling(top_k=1), Sampling(), Sampling(top_p=0.5)], ids=str)
+@pytest.mark.parametrize(
+    "way",
+    [Sampling(top_k=1), Sampling(), Sampling(top_p=0.5), Sampling(min_p=0.1)],
+    ids=str,
+)
 @pytest.mark.parametrize("poison", [np.nan, np.inf])
 def test_logits_that_are_not_finite_are_flagged_by_row(way, poison):
     sampler = sampler_with(a={"sampling": way}, b={"sampling": way}, c={"sampling": way})
@@ -378,6 +382,33 @@ def test_logits_that_are_not_finite_are_flagged_by_row(way, poison):
     assert 0 <= sampled.tokens[1] < VOCAB
     logits[1] = -np.inf
     assert sample(sampler, logits, [1, 2, 3], [9] * 3).bad.tolist() == [False, True, False]
+
+
+@pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize(
+    "way",
+    [{"typical_p": 0.5}, {"typical_p": 0.5, "top_k": 600}, {"top_p": 0.9}, {"top_k": 600}],
+    ids=str,
+)
+def test_rows_without_numbers_are_flagged_in_large_vocabularies_too(way, poison):
+    large = 3000  # more than the candidates that are looked at first
+    sampler = Sampler(3, large)
+    sampler.admit(
+        [
+            Admission(rid=rid, prompt_tokens=4, sampling=Sampling(seed=2, **way))
+            for rid in ("well", "ill")
+        ]
+    )
+    sampler.bind(1, "well")
+    sampler.bind(2, "ill")
+    logits = np.random.default_rng(1).standard_normal((2, large)).astype(np.float32)
+    clean = sample(sampler, logits, [1, 2], [9, 9])
+    logits[1] = poison
+    for rows in ([0, 1], [1]):
+        sampled = sample(sampler, logits[rows], [row + 1 for row in rows], [9] * len(rows))
+        assert sampled.bad.tolist() == [row == 1 for row in rows]
+        assert 0 <= sampled.tokens[-1] < large
+    assert sample(sampler, logits, [1, 2], [9, 9]).tokens[0] == clean.tokens[0]
 
 
 def test_log_probabilities_are_the_model_s_own():

@@ -128,7 +128,8 @@ def _draw_narrowed(
         values, ids = scaled[index].sort(1, descending=True)
         inside, _ = _inside(values, masses[index], of_rows(settings, rest), vocab)
         # Noise for what may be drawn, not for the whole vocabulary.
-        width = int(inside.any(0).nonzero().max()) + 1
+        # A row without numbers may have nothing inside.
+        width = int(inside.any(0).nonzero().amax()) + 1 if inside.any() else 1
         named = None if names is None else names[index]
         tokens[index] = _pick(
             values[:, :width], ids[:, :width], inside[:, :width], keys[index], named
