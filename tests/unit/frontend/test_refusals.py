@@ -85,6 +85,7 @@ BAD_CHATS = [
     ({"tools": [TOOL] * 129}, "tools", "array_above_max_length"),
     ({"tools": [TOOL], "tool_choice": "always"}, "tool_choice", "invalid_value"),
     ({"tools": [TOOL], "tool_choice": {"type": "function"}}, "tool_choice", "invalid_value"),
+    ({"tools": [TOOL], "tool_choice": {"type": "other"}}, "tool_choice", "invalid_value"),
     ({"tools": [TOOL], "tool_choice": "required", "regex": "a"}, "tool_choice",
      "invalid_combination"),
     ({"tool_choice": "required"}, "tool_choice", "invalid_value"),

@@ -88,7 +88,7 @@ def _choice(choice: Any, tools: Sequence[ToolDefinition]) -> Forced | str | None
         if not isinstance(name, str):
             raise _refused(param, "function.name is missing; it names the tool to call")
         named: Forced | str = name
-    elif choice in {None, "auto"} and isinstance(choice, str | None):
+    elif choice is None or choice == "auto":
         return Forced.AUTO if tools else None
     elif choice == "none":
         return None
