@@ -51,3 +51,29 @@ def test_several_ranks_give_the_greedy_tokens_of_one(
         assert mine[:tie] == ids[:tie]
         assert len(mine) == len(ids)
     assert cut <= 0.02 * len(alone)
+
+
+@pytest.mark.parametrize(("tensor", "data"), [(2, 2)])
+def test_all_ranks_give_memory_back_and_load_other_weights_together(tiny_model, tensor, data):
+    async def asked():
+        async with running(tiny_model, tensor, data) as engine:
+
+            async def done(method, *args):
+                replies = await engine.client.call(method, *args, timeout_s=60)
+                assert all(reply.success for reply in replies), replies
+                return [reply.message for reply in replies]
+
+            before = [
+                await engine.tokens(f"a{rank}", [5, 6, 7], 6, rank=rank) for rank in range(data)
+            ]
+            await done("release_memory_occupation")
+            assert await done("is_sleeping") == ["true"] * data
+            await done("resume_memory_occupation")
+            await done("update_weight_from_disk", str(tiny_model), None, "again")
+            assert await done("get_weight_version") == ["again"] * data
+            after = [
+                await engine.tokens(f"b{rank}", [5, 6, 7], 6, rank=rank) for rank in range(data)
+            ]
+            assert after == before
+
+    asyncio.run(asked())
