@@ -24,7 +24,15 @@ from drumline.frontend.generation import Usage as Cost
 from drumline.frontend.openai.calls import Answer, Frame
 from drumline.frontend.openai.schema import SamplingFields
 from drumline.frontend.openai.turn import ChatTurn
-from drumline.frontend.parts.blocks import Began, Block, BlockEvent, BlockKind, Blocks, Ended, Grew
+from drumline.frontend.parts.sections import (
+    Began,
+    Ended,
+    Grew,
+    Section,
+    SectionEvent,
+    SectionKind,
+    Sections,
+)
 from drumline.frontend.service import Service
 from drumline.frontend.text.tokenizer import Tokenizer
 from drumline.frontend.web.incoming import decode_json
@@ -34,7 +42,7 @@ _decoder = msgspec.json.Decoder(MessagesRequest)
 _count_decoder = msgspec.json.Decoder(CountRequest)
 _encode = msgspec.json.Encoder().encode
 
-_PREFIXES = {BlockKind.TEXT: "text", BlockKind.REASONING: "thinking", BlockKind.CALL: "toolu"}
+_PREFIXES = {SectionKind.TEXT: "text", SectionKind.REASONING: "thinking", SectionKind.CALL: "toolu"}
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
@@ -44,7 +52,7 @@ class MessagesCall:
     def __init__(self, body: bytes, tokenizer: Tokenizer) -> None:
         """Decode `body`. Raises RequestError 400 naming the field that does not fit."""
         self._turn = ChatTurn(as_chat(decode_json(body, _decoder)))
-        self._blocks = Blocks(_PREFIXES)
+        self._sections = Sections(_PREFIXES)
 
     @property
     def fields(self) -> SamplingFields:
@@ -58,10 +66,10 @@ class MessagesCall:
         return [_event("message_start", message=message)]
 
     def events(self, frame: Frame, piece: Piece, usage: Cost | None) -> list[bytes]:
-        found = self._blocks.add(self._turn.parts(piece))
+        found = self._sections.add(self._turn.parts(piece))
         if piece.finish_reason is None:
             return [event for each in found for event in _written(each)]
-        found += self._blocks.finish()
+        found += self._sections.finish()
         stop = self._stop(piece.finish_reason, piece.stop_reason)
         return [
             *(event for each in found for event in _written(each)),
@@ -74,7 +82,7 @@ class MessagesCall:
 
     def whole(self, frame: Frame, answers: Sequence[Answer], usage: Cost) -> bytes:
         (answer,) = answers
-        self._blocks.add(
+        self._sections.add(
             self._turn.parts(Piece(0, answer.text, finish_reason=answer.finish_reason))
         )
         stop = self._stop(answer.finish_reason, answer.stop_reason)
@@ -82,7 +90,7 @@ class MessagesCall:
             MessageBody(
                 frame.id,
                 frame.model,
-                [_body(block) for block in self._blocks.blocks],
+                [_body(section) for section in self._sections.sections],
                 _usage(usage),
                 stop.stop_reason,
                 stop.stop_sequence,
@@ -112,40 +120,40 @@ class TokenCount:
         await reply.body(_encode(Count(len(ids))))
 
 
-def _written(event: BlockEvent) -> list[bytes]:
+def _written(event: SectionEvent) -> list[bytes]:
     match event:
-        case Began(block):
-            # Blocks begin without text, which comes as deltas.
-            empty = Block(block.index, block.kind, block.name, block.id, "")
-            return [_event("content_block_start", index=block.index, content_block=_body(empty))]
-        case Grew(block, text):
-            return [_event("content_block_delta", index=block.index, delta=_delta(block, text))]
-        case Ended(block):
+        case Began(section):
+            # Sections begin without text, which comes as deltas.
+            empty = Section(section.index, section.kind, section.name, section.id, "")
+            return [_event("content_block_start", index=section.index, content_block=_body(empty))]
+        case Grew(section, text):
+            return [_event("content_block_delta", index=section.index, delta=_delta(section, text))]
+        case Ended(section):
             events = []
-            if block.kind is BlockKind.REASONING:
+            if section.kind is SectionKind.REASONING:
                 signed = Delta(type="signature_delta", signature="")
-                events.append(_event("content_block_delta", index=block.index, delta=signed))
-            return [*events, _event("content_block_stop", index=block.index)]
+                events.append(_event("content_block_delta", index=section.index, delta=signed))
+            return [*events, _event("content_block_stop", index=section.index)]
 
 
-def _delta(block: Block, text: str) -> Delta:
-    match block.kind:
-        case BlockKind.TEXT:
+def _delta(section: Section, text: str) -> Delta:
+    match section.kind:
+        case SectionKind.TEXT:
             return Delta(type="text_delta", text=text)
-        case BlockKind.REASONING:
+        case SectionKind.REASONING:
             return Delta(type="thinking_delta", thinking=text)
-        case BlockKind.CALL:
+        case SectionKind.CALL:
             return Delta(type="input_json_delta", partial_json=text)
 
 
-def _body(block: Block) -> TextBlock | ThinkingBlock | ToolUseBlock:
-    match block.kind:
-        case BlockKind.TEXT:
-            return TextBlock(block.text)
-        case BlockKind.REASONING:
-            return ThinkingBlock(block.text)
-        case BlockKind.CALL:
-            return ToolUseBlock(block.id, block.name, _input(block.text))
+def _body(section: Section) -> TextBlock | ThinkingBlock | ToolUseBlock:
+    match section.kind:
+        case SectionKind.TEXT:
+            return TextBlock(section.text)
+        case SectionKind.REASONING:
+            return ThinkingBlock(section.text)
+        case SectionKind.CALL:
+            return ToolUseBlock(section.id, section.name, _input(section.text))
 
 
 def _input(text: str) -> Any:

@@ -10,7 +10,15 @@ from drumline.frontend.generation import Asked, Piece, Usage
 from drumline.frontend.openai.calls import Answer, Frame
 from drumline.frontend.openai.schema import SamplingFields
 from drumline.frontend.openai.turn import ChatTurn
-from drumline.frontend.parts.blocks import Began, Block, BlockEvent, BlockKind, Blocks, Ended, Grew
+from drumline.frontend.parts.sections import (
+    Began,
+    Ended,
+    Grew,
+    Section,
+    SectionEvent,
+    SectionKind,
+    Sections,
+)
 from drumline.frontend.responses.request import as_chat
 from drumline.frontend.responses.schema import (
     FunctionCallItem,
@@ -37,11 +45,11 @@ from drumline.frontend.web.incoming import decode_json
 _decoder = msgspec.json.Decoder(ResponsesRequest)
 _encode = msgspec.json.Encoder().encode
 
-_PREFIXES = {BlockKind.TEXT: "msg", BlockKind.REASONING: "rs", BlockKind.CALL: "fc"}
+_PREFIXES = {SectionKind.TEXT: "msg", SectionKind.REASONING: "rs", SectionKind.CALL: "fc"}
 _NAMES = {
-    BlockKind.TEXT: "response.output_text",
-    BlockKind.REASONING: "response.reasoning_text",
-    BlockKind.CALL: "response.function_call_arguments",
+    SectionKind.TEXT: "response.output_text",
+    SectionKind.REASONING: "response.reasoning_text",
+    SectionKind.CALL: "response.function_call_arguments",
 }
 _RUNNING = "in_progress"
 _COMPLETE = "completed"
@@ -56,7 +64,7 @@ class ResponsesCall:
         """Decode `body`. Raises RequestError 400 naming the field that does not fit."""
         self._request = decode_json(body, _decoder)
         self._turn = ChatTurn(as_chat(self._request))
-        self._blocks = Blocks(_PREFIXES)
+        self._sections = Sections(_PREFIXES)
         self._sent = 0
 
     @property
@@ -71,9 +79,9 @@ class ResponsesCall:
         return [self._event(f"response.{kind}", response=body) for kind in ("created", _RUNNING)]
 
     def events(self, frame: Frame, piece: Piece, usage: Usage | None) -> list[bytes]:
-        found = self._blocks.add(self._turn.parts(piece))
+        found = self._sections.add(self._turn.parts(piece))
         if piece.finish_reason is not None:
-            found += self._blocks.finish()
+            found += self._sections.finish()
         events = [written for each in found for written in self._written(each)]
         if piece.finish_reason is not None:
             body = self._ended(frame, piece.finish_reason, usage or Usage())
@@ -85,7 +93,7 @@ class ResponsesCall:
 
     def whole(self, frame: Frame, answers: Sequence[Answer], usage: Usage) -> bytes:
         (answer,) = answers
-        self._blocks.add(
+        self._sections.add(
             self._turn.parts(Piece(0, answer.text, finish_reason=answer.finish_reason))
         )
         return _encode(self._ended(frame, answer.finish_reason, usage))
@@ -94,7 +102,7 @@ class ResponsesCall:
         complete = reason == "stop"
         return replace(
             self._body(frame, _COMPLETE if complete else _INCOMPLETE),
-            output=[_item(block, _COMPLETE) for block in self._blocks.blocks],
+            output=[_item(section, _COMPLETE) for section in self._sections.sections],
             incomplete_details=None if complete else Incomplete(_REASONS.get(reason, reason)),
             usage=ResponseUsage(
                 usage.prompt_tokens,
@@ -124,44 +132,44 @@ class ResponsesCall:
             top_p=request.top_p,
         )
 
-    def _written(self, event: BlockEvent) -> list[bytes]:
-        block = event.block
-        place: dict[str, Any] = {"output_index": block.index, "item_id": block.id}
-        if block.kind is not BlockKind.CALL:
+    def _written(self, event: SectionEvent) -> list[bytes]:
+        section = event.section
+        place: dict[str, Any] = {"output_index": section.index, "item_id": section.id}
+        if section.kind is not SectionKind.CALL:
             place["content_index"] = 0
-        name = _NAMES[block.kind]
+        name = _NAMES[section.kind]
         match event:
             case Began():
-                return self._began(block, place)
+                return self._began(section, place)
             case Grew(_, text):
-                extra: dict[str, Any] = {"logprobs": []} if block.kind is BlockKind.TEXT else {}
+                extra: dict[str, Any] = {"logprobs": []} if section.kind is SectionKind.TEXT else {}
                 return [self._event(f"{name}.delta", delta=text, **place, **extra)]
             case Ended():
-                return self._block_ended(block, place, f"{name}.done")
+                return self._section_ended(section, place, f"{name}.done")
 
-    def _began(self, block: Block, place: dict[str, Any]) -> list[bytes]:
-        empty = Block(block.index, block.kind, block.name, block.id)
+    def _began(self, section: Section, place: dict[str, Any]) -> list[bytes]:
+        empty = Section(section.index, section.kind, section.name, section.id)
         item = _item(empty, _RUNNING)
         if not isinstance(item, FunctionCallItem):
             item.content = []
-        added = self._event("response.output_item.added", item=item, output_index=block.index)
-        if block.kind is BlockKind.CALL:
+        added = self._event("response.output_item.added", item=item, output_index=section.index)
+        if section.kind is SectionKind.CALL:
             return [added]
         return [added, self._event("response.content_part.added", part=_part(empty), **place)]
 
-    def _block_ended(self, block: Block, place: dict[str, Any], name: str) -> list[bytes]:
+    def _section_ended(self, section: Section, place: dict[str, Any], name: str) -> list[bytes]:
         # In the order in which they are sent, as each takes the next number.
-        if block.kind is BlockKind.CALL:
-            said = {"arguments": block.text, "name": block.name}
+        if section.kind is SectionKind.CALL:
+            said = {"arguments": section.text, "name": section.name}
             events = [self._event(name, **said, **place)]
         else:
-            extra: dict[str, Any] = {"logprobs": []} if block.kind is BlockKind.TEXT else {}
+            extra: dict[str, Any] = {"logprobs": []} if section.kind is SectionKind.TEXT else {}
             events = [
-                self._event(name, text=block.text, **place, **extra),
-                self._event("response.content_part.done", part=_part(block), **place),
+                self._event(name, text=section.text, **place, **extra),
+                self._event("response.content_part.done", part=_part(section), **place),
             ]
-        item = _item(block, _COMPLETE)
-        done = self._event("response.output_item.done", item=item, output_index=block.index)
+        item = _item(section, _COMPLETE)
+        done = self._event("response.output_item.done", item=item, output_index=section.index)
         return [*events, done]
 
     def _event(self, kind: str, **fields: Any) -> bytes:
@@ -170,19 +178,19 @@ class ResponsesCall:
         return b"event: " + kind.encode() + b"\ndata: " + _encode(event)
 
 
-def _item(block: Block, status: str) -> OutputItem:
-    match block.kind:
-        case BlockKind.TEXT:
-            return MessageItem(block.id, [OutputText(block.text)], status)
-        case BlockKind.REASONING:
-            return ReasoningItem(block.id, [ReasoningText(block.text)], status)
-        case BlockKind.CALL:
+def _item(section: Section, status: str) -> OutputItem:
+    match section.kind:
+        case SectionKind.TEXT:
+            return MessageItem(section.id, [OutputText(section.text)], status)
+        case SectionKind.REASONING:
+            return ReasoningItem(section.id, [ReasoningText(section.text)], status)
+        case SectionKind.CALL:
             return FunctionCallItem(
-                block.id, block.id.replace("fc", "call", 1), block.name, block.text, status
+                section.id, section.id.replace("fc", "call", 1), section.name, section.text, status
             )
 
 
-def _part(block: Block) -> OutputText | ReasoningText:
-    if block.kind is BlockKind.TEXT:
-        return OutputText(block.text)
-    return ReasoningText(block.text)
+def _part(section: Section) -> OutputText | ReasoningText:
+    if section.kind is SectionKind.TEXT:
+        return OutputText(section.text)
+    return ReasoningText(section.text)
