@@ -11,7 +11,7 @@ from drumline.cli.verbs import Chat, Generate, Serve
 from drumline.core.settings import settings_of
 
 ROOT = Path(__file__).parents[2]
-PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 VERBS = {"serve": Serve, "generate": Generate, "chat": Chat}
 FLAGS = {
     name

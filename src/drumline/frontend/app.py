@@ -55,14 +55,8 @@ def create_app(service: Service) -> ASGIApp:
     Raises ConfigError for keys that cannot be read.
     """
     keys = Keys.of(service.server)
-    entries = _entries(service)
-    told = _Told(entries)
-    entries += [
-        Entry("GET", "/openapi.json", Access.OPEN, Plain(told.document), "these routes, for tools"),
-        Entry("GET", "/docs", Access.OPEN, Plain(told.page), "these routes, for people"),
-    ]
     router = Router(
-        routes=[Route(entry.path, _guarded(entry, keys)) for entry in entries],
+        routes=[Route(entry.path, _guarded(entry, keys)) for entry in entries(service)],
         redirect_slashes=False,
         default=Plain(unknown_path),
     )
@@ -85,13 +79,19 @@ def _guarded(entry: Entry, keys: Keys) -> ASGIApp:
     return app if entry.dialect is OPENAI else Speaking(entry.dialect, app)
 
 
-def _entries(service: Service) -> list[Entry]:
-    """Return every route that does something."""
-    return [
+def entries(service: Service) -> list[Entry]:
+    """Return every route, and who may call it."""
+    doing = [
         *_model_routes(service),
         *_other_dialects(service),
         *_probes(service),
         *_control_routes(service),
+    ]
+    told = _Told(doing)
+    return [
+        *doing,
+        Entry("GET", "/openapi.json", Access.OPEN, Plain(told.document), "these routes, for tools"),
+        Entry("GET", "/docs", Access.OPEN, Plain(told.page), "these routes, for people"),
     ]
 
 
@@ -115,7 +115,7 @@ def _model_routes(service: Service) -> list[Entry]:
         Entry("GET", "/v1/models", client, Plain(show.models), "the names of the model"),
         Entry("GET", "/v1/models/{model:path}", client, Plain(show.model), "one of them"),
         Entry("GET", "/server_info", client, info, "every setting, and what it came to"),
-        Entry("GET", "/get_server_info", client, info, "the same"),
+        Entry("GET", "/get_server_info", client, info, "every setting, and what it came to"),
         Entry("GET", "/v1/loads", client, Plain(state.loads), "the load of every rank"),
         Entry("GET", "/debug/kv", client, Plain(show.caches), "where every KV page is"),
     ]
@@ -148,11 +148,17 @@ def _probes(service: Service) -> list[Entry]:
     ready, alive, probe = Plain(state.readiness), Plain(state.liveness), Access.OPEN
     return [
         Entry("GET", "/health", probe, Plain(show.health), "whether engine and server get on"),
-        Entry("GET", "/health_generate", probe, Plain(state.generated), "the same, by a token"),
+        Entry(
+            "GET",
+            "/health_generate",
+            probe,
+            Plain(state.generated),
+            "whether every engine makes a token now",
+        ),
         Entry("GET", "/liveness", probe, alive, "whether the server answers"),
-        Entry("GET", "/ping", probe, alive, "the same"),
+        Entry("GET", "/ping", probe, alive, "whether the server answers"),
         Entry("GET", "/readiness", probe, ready, "whether requests are served"),
-        Entry("GET", "/ready", probe, ready, "the same"),
+        Entry("GET", "/ready", probe, ready, "whether requests are served"),
         Entry("GET", "/metrics", probe, Plain(show.metrics), "metrics, for Prometheus"),
         Entry("GET", "/version", probe, Plain(show.version), "versions of server and engine"),
     ]

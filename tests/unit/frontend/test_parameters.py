@@ -1,3 +1,4 @@
+# ruff: noqa: E501  a row of a table is a line
 """No parameter is dropped without a rule: honoured, refused by name, or known to change nothing.
 
 Run this file to write the page of them anew.
@@ -9,24 +10,64 @@ from pathlib import Path
 
 import pytest
 from msgspec import Struct
+from tests.fakes.engine import registration
 
+from drumline.client.engine_client import EngineClient
+from drumline.core.config import ServerConfig
 from drumline.core.errors import RequestError
+from drumline.core.model_files import find_model
 from drumline.frontend.anthropic.request import REST as MESSAGES_REST
 from drumline.frontend.anthropic.schema import MessagesRequest
+from drumline.frontend.app import entries
+from drumline.frontend.native.generate import GenerateRequest, GenerateSampling
 from drumline.frontend.openai.parameters import IGNORED, REFUSED, REST, ParameterCheck
 from drumline.frontend.openai.schema import ChatRequest, CompletionRequest
 from drumline.frontend.responses.request import REST as RESPONSES_REST
 from drumline.frontend.responses.schema import ResponsesRequest
+from drumline.frontend.service import Service
+from drumline.frontend.text.load import load_tokenizer
 
-PAGE = Path(__file__).parents[3] / "docs" / "parameters.md"
-INTRODUCTION = """# Parameters of a request
+PAGE = Path(__file__).parents[3] / "docs" / "guide" / "compatibility.md"
+INTRODUCTION = """# Compatibility
+
+Whoever comes from OpenAI, vLLM, SGLang or TokenSpeed changes the base URL. This page says what each
+route is, what becomes of each parameter, and how a refusal looks. It is written from the code, by
+`python tests/unit/frontend/test_parameters.py`.
+
+## Routes
+
+Who may call: *open* needs no key; *client* one of `--api-key` or `--api-key-file`, where there are any;
+*control* that of `--admin-api-key`, or a client's where there is none. A key is sent as `Authorization:
+Bearer KEY` or as `X-Api-Key`.
+"""
+ERRORS = """## Errors
+
+`{"error": {"message", "type", "param", "code"}}`; Anthropic's routes have theirs. In a stream an error
+is the last event, followed by `[DONE]`. `X-Request-Id` is taken, and is in every reply.
+
+| status | code | when |
+|---|---|---|
+| 400 | `invalid_json`, `invalid_type`, `missing_required_parameter` | the body cannot be read; `param` is the field |
+| 400 | `…_below_min_value`, `…_above_max_value`, `invalid_value`, … | a value is out of its range |
+| 400 | `unsupported_parameter` | see below |
+| 400 | `context_length_exceeded`, `kv_pool_exceeded` | prompt and answer do not fit, with the numbers |
+| 401, 403 | `missing_api_key`, `invalid_api_key`; `insufficient_permissions` | a key is needed; another one is |
+| 404, 405 | `model_not_found`, `unknown_url`; `method_not_allowed` | |
+| 408 | `request_timeout` | it took longer than `--request-timeout` |
+| 409 | `request_id_in_use` | the id is in flight |
+| 413 | `body_too_large` | over `--max-body-bytes` |
+| 429 | `too_many_requests`, `engine_refused` | over `--max-concurrent-streams`, or queues are full; `Retry-After` |
+| 500 | `internal`, `engine_failed` | a fault of ours; the log says more |
+| 503 | `draining`, `engine_dead`, … | `Retry-After`, except where the engine is gone for good |
+"""
+PARAMETERS = """## Parameters
 
 What becomes of each parameter of `/v1/chat/completions` and `/v1/completions`. What could change
 the answer and is not to be had is refused with 400, `unsupported_parameter`, unless its value asks
 for nothing (null, false, or empty). A name that stands in none of these lists is ignored, and
 logged once. The lists are `frontend/openai/schema.py` and `frontend/openai/parameters.py`, those of
-the other two APIs, at the end, `schema.py` and `request.py` of their rooms;
-`python tests/unit/frontend/test_parameters.py` writes this page.
+the other APIs, at the end, `schema.py` and `request.py` of their rooms. In `/generate` what is
+refused and ignored is the same.
 """
 
 
@@ -36,19 +77,39 @@ OTHERS = {
 }
 
 
+def routes() -> list[str]:
+    """Return the table of routes, those of one meaning in a line."""
+    tokenizer = load_tokenizer(find_model(None))
+    service = Service(ServerConfig(), ("tiny",), EngineClient(), registration(), tokenizer)
+    paths: dict[tuple[str, str, str], list[str]] = {}
+    for entry in entries(service):
+        key = (entry.methods, entry.about, entry.access.value)
+        paths.setdefault(key, []).append(f"`{entry.path.replace(':path', '')}`")
+    service.close()
+    lines = ["| method | path | what | who |", "|---|---|---|---|"]
+    for (methods, about, access), same in paths.items():
+        lines.append(f"| {methods.replace(' ', ', ')} | {' '.join(same)} | {about} | {access} |")
+    return lines
+
+
 def page() -> str:
     both: dict[str, type[Struct]] = {"chat": ChatRequest, "completions": CompletionRequest}
     names = dict.fromkeys(name for kind in both.values() for name in kind.__struct_fields__)
-    lines = ["## Honoured", "", "| parameter | of |", "|---|---|"]
+    lines = [*routes(), "", ERRORS, PARAMETERS]
+    lines += ["### Honoured", "", "| parameter | of |", "|---|---|"]
     for name in names:
         of = [route for route, kind in both.items() if name in kind.__struct_fields__]
         lines.append(f"| `{name}` | {' and '.join(of)} |")
-    lines += ["", "## Refused", "", "| parameter | why |", "|---|---|"]
+    lines += ["", "### Refused", "", "| parameter | why |", "|---|---|"]
     lines += [f"| `{name}` | {refused.why} |" for name, refused in REFUSED.items()]
-    lines += ["", "## Ignored", "", "| parameter | why |", "|---|---|"]
+    lines += ["", "### Ignored", "", "| parameter | why |", "|---|---|"]
     lines += [f"| `{name}` | {why} |" for name, why in IGNORED.items()]
+    own = dict.fromkeys(GenerateRequest.__struct_fields__, "body")
+    own |= dict.fromkeys(GenerateSampling.__struct_fields__, "`sampling_params`")
+    lines += ["", "### /generate", "", "| honoured | in |", "|---|---|"]
+    lines += [f"| `{name}` | {where} |" for name, where in own.items()]
     for path, (kind, rest) in OTHERS.items():
-        lines += ["", f"## {path}", "", "| parameter | |", "|---|---|"]
+        lines += ["", f"### {path}", "", "| parameter | |", "|---|---|"]
         lines += [f"| `{name}` | honoured |" for name in kind.__struct_fields__]
         lines += [f"| `{name}` | refused: {one.why} |" for name, one in rest.refused.items()]
         lines += [f"| `{name}` | ignored: {why} |" for name, why in rest.ignored.items()]
