@@ -9,6 +9,7 @@ import httpx
 
 from drumline.client.engine_client import EngineClient
 from drumline.core.config import ServerConfig
+from drumline.frontend.app import entries
 from drumline.frontend.serve import listen, serve, url_of
 from drumline.frontend.service import Service, Timings
 from tests.fakes.engine import FakeEngine, registration
@@ -143,3 +144,14 @@ def run(test):
 async def until(condition):
     while not condition():  # noqa: ASYNC110  what is awaited happens on a thread
         await asyncio.sleep(0.005)
+
+
+def routes_of(tokenizer):
+    """Return every route of a server, which need not run for that."""
+    client = EngineClient()
+    service = Service(ServerConfig(), ("tiny",), client, registration(), tokenizer)
+    try:
+        return entries(service)
+    finally:
+        service.close()
+        asyncio.run(client.close())

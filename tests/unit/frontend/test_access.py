@@ -2,17 +2,13 @@
 
 import pytest
 from openai import AsyncOpenAI, AuthenticationError
-from tests.fakes.engine import registration
-from tests.fakes.http import run, served
+from tests.fakes.http import routes_of, run, served
 
 from drumline.cli.env import show_environment
-from drumline.client.engine_client import EngineClient
 from drumline.core.config import ServerConfig
 from drumline.core.errors import ConfigError
 from drumline.frontend.access import Access, Keys
-from drumline.frontend.app import entries
 from drumline.frontend.serve import check
-from drumline.frontend.service import Service
 
 OPEN = ["/health", "/metrics", "/version"]
 GUARDED = ["/v1/models", "/v1/models/tiny"]
@@ -135,11 +131,9 @@ def test_a_bug_report_shows_no_keys(monkeypatch, capsys):
 def test_only_probes_and_the_document_are_open_and_what_changes_the_engine_is_the_operators(
     embedded,
 ):
-    service = Service(ServerConfig(), ("tiny",), EngineClient(), registration(), embedded)
     by_class = {access: set() for access in Access}
-    for entry in entries(service):
+    for entry in routes_of(embedded):
         by_class[entry.access].add(entry.path)
-    service.close()
     assert by_class[Access.OPEN] == {
         "/health", "/health_generate", "/liveness", "/ping", "/readiness", "/ready", "/metrics",
         "/version", "/openapi.json", "/docs",

@@ -10,21 +10,17 @@ from pathlib import Path
 
 import pytest
 from msgspec import Struct
-from tests.fakes.engine import registration
+from tests.fakes.http import routes_of
 
-from drumline.client.engine_client import EngineClient
-from drumline.core.config import ServerConfig
 from drumline.core.errors import RequestError
 from drumline.core.model_files import find_model
 from drumline.frontend.anthropic.request import REST as MESSAGES_REST
 from drumline.frontend.anthropic.schema import MessagesRequest
-from drumline.frontend.app import entries
 from drumline.frontend.native.generate import GenerateRequest, GenerateSampling
 from drumline.frontend.openai.parameters import IGNORED, REFUSED, REST, ParameterCheck
 from drumline.frontend.openai.schema import ChatRequest, CompletionRequest
 from drumline.frontend.responses.request import REST as RESPONSES_REST
 from drumline.frontend.responses.schema import ResponsesRequest
-from drumline.frontend.service import Service
 from drumline.frontend.text.load import load_tokenizer
 
 PAGE = Path(__file__).parents[3] / "docs" / "guide" / "compatibility.md"
@@ -79,13 +75,10 @@ OTHERS = {
 
 def routes() -> list[str]:
     """Return the table of routes, those of one meaning in a line."""
-    tokenizer = load_tokenizer(find_model(None))
-    service = Service(ServerConfig(), ("tiny",), EngineClient(), registration(), tokenizer)
     paths: dict[tuple[str, str, str], list[str]] = {}
-    for entry in entries(service):
+    for entry in routes_of(load_tokenizer(find_model(None))):
         key = (entry.methods, entry.about, entry.access.value)
         paths.setdefault(key, []).append(f"`{entry.path.replace(':path', '')}`")
-    service.close()
     lines = ["| method | path | what | who |", "|---|---|---|---|"]
     for (methods, about, access), same in paths.items():
         lines.append(f"| {methods.replace(' ', ', ')} | {' '.join(same)} | {about} | {access} |")
