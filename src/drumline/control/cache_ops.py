@@ -8,6 +8,7 @@ It does not know what the operations are for, nor when a round polls.
 """
 
 from collections.abc import Iterable, Sequence
+from itertools import starmap
 
 import msgspec
 from msgspec import Struct
@@ -24,7 +25,7 @@ from drumline.contract.cache import (
 from drumline.contract.census import CacheCounters, CacheState, TierCounters
 from drumline.contract.ports import Group, Reduce
 from drumline.contract.specs import DeviceSpecs
-from drumline.core.errors import InvariantError
+from drumline.core.errors import InvariantError, PeerError
 from drumline.scheduler.scheduler import Scheduler
 
 
@@ -88,7 +89,8 @@ class CacheOps:
 
         An operation that failed on any member failed on all. Collective: every member of
         the replica, in every round in which operations are open. Raises InvariantError, on
-        every member alike, for an acknowledgment of no open operation or a second one.
+        every member alike, for an acknowledgment of no open operation or a second one, and
+        PeerError for a member that sends something else.
         """
         fault = self._add(polled)
         mine = bool(self._early or fault)
@@ -99,7 +101,7 @@ class CacheOps:
         if not mine:
             return []
         view = _View(list(self._early.values()), fault)
-        views = [_decode(theirs) for theirs in self._replica.all_gather(_encode(view))]
+        views = list(starmap(_view, enumerate(self._replica.all_gather(_encode(view)))))
         for member, theirs in enumerate(views):
             if theirs.fault:
                 raise InvariantError(f"member {member} of the replica: {theirs.fault}")
@@ -157,3 +159,11 @@ class CacheOps:
         for move in moves:
             tier.loaded_blocks += len(move.targets)
             tier.loaded_bytes += len(move.targets) * self._block_bytes[move.group]
+
+
+def _view(member: int, payload: bytes) -> _View:
+    """Return what a member of the replica holds. Raises PeerError naming it."""
+    try:
+        return _decode(payload)
+    except msgspec.DecodeError as error:
+        raise PeerError(f"member {member} sent no view of its cache operations: {error}") from None

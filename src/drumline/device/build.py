@@ -31,7 +31,7 @@ from drumline.device.models.checkpoint import open_checkpoint
 from drumline.device.models.config import DecoderConfig
 from drumline.device.models.decoder import weight_count
 from drumline.device.models.shard import most_kv_heads, shard_of
-from drumline.device.page import BLOCK_TOKENS
+from drumline.device.page import BLOCK_TOKENS, check_granularity
 from drumline.device.parallel import Alone, TensorGroup
 from drumline.device.sampling.processors import load_processors
 from drumline.device.sampling.sampler import Sampler
@@ -83,11 +83,7 @@ def _build(config: Config, group: TensorGroup) -> DeviceBuild:
     max_model_len = _context(config, model)
     dtype = _resolve_dtype(config.model.dtype, model.stored_dtype)
     granularity = config.cache.prefix_granularity
-    if granularity % BLOCK_TOKENS:
-        raise ConfigError(
-            "--prefix-granularity",
-            f"{granularity} is no multiple of the device page of {BLOCK_TOKENS} tokens",
-        )
+    check_granularity(granularity)
     shard = shard_of(model, group.index, group.size)
     # Of the rank that holds most: all of a group have as many pages.
     kv_heads = most_kv_heads(model, group.size)

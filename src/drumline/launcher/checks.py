@@ -12,7 +12,7 @@ from drumline.core.errors import ConfigError
 from drumline.core.gguf_file import read_gguf
 from drumline.core.model_files import ModelFiles, ModelFormat, read_json
 from drumline.device.models.config import DecoderConfig, from_gguf, from_json
-from drumline.device.page import BLOCK_TOKENS
+from drumline.device.page import check_granularity
 from drumline.frontend.text.chat_template import ChatTemplate, given_template
 
 RANKS_A_CORE = 8
@@ -52,12 +52,7 @@ def check_model(config: Config, model: DecoderConfig) -> None:
             "--max-model-len",
             f"{asked} is beyond the model's context of {model.max_positions} tokens",
         )
-    granularity = config.cache.prefix_granularity
-    if granularity % BLOCK_TOKENS:
-        raise ConfigError(
-            "--prefix-granularity",
-            f"{granularity} is no multiple of the device page of {BLOCK_TOKENS} tokens",
-        )
+    check_granularity(config.cache.prefix_granularity)
     size = config.parallel.tensor_parallel_size
     if size > model.heads:
         raise ConfigError(

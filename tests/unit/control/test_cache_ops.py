@@ -10,8 +10,9 @@ from drumline.collective.in_process import run_ranks
 from drumline.collective.solo import SoloGroup
 from drumline.contract.cache import BlockMoves, CacheAck, LoadBack, Restore, Snapshot, WriteBack
 from drumline.contract.census import TierCounters
+from drumline.contract.ports import Reduce
 from drumline.control.cache_ops import CacheOps
-from drumline.core.errors import InvariantError
+from drumline.core.errors import InvariantError, PeerError
 from drumline.replay.simulator import small_specs
 
 SPECS = small_specs(block_tokens=4)
@@ -120,6 +121,20 @@ def test_a_repeated_or_unknown_acknowledgment_stops_every_member_alike(polled, s
     assert len({str(error) for error in errors}) == 1
     assert str(errors[0]).startswith("member 1 of the replica: ")
     assert said in str(errors[0])
+
+
+def test_a_member_that_sends_something_else_is_named():
+    members = Members(2)
+    cache_ops = CacheOps(members.seats[0], SPECS)
+    cache_ops.dispatched(stores(1))
+
+    def other():
+        members.seats[1].all_reduce([1], Reduce.MAX)
+        members.seats[1].all_gather(b"no view")
+
+    error, _ = members.all([lambda: cache_ops.acknowledged([CacheAck(1)]), other])
+    assert isinstance(error, PeerError)
+    assert str(error).startswith("member 1 sent no view of its cache operations: ")
 
 
 def test_an_acknowledgment_that_comes_again_rounds_later_is_one_too_many():
