@@ -56,6 +56,7 @@ async def test_health_answers_while_a_long_prompt_is_tokenized(embedded):
     async with served(embedded, registers={"max_model_len": 1_000_000}) as it:
         loop = asyncio.get_running_loop()
         text = "The quick brown fox jumps over 12 dogs. " * 25_000  # a million characters
+        began = loop.time()
         posting = asyncio.create_task(it.complete(prompt=text, max_tokens=1))
         slowest = 0.0
         answers = 0
@@ -66,7 +67,8 @@ async def test_health_answers_while_a_long_prompt_is_tokenized(embedded):
             answers += 1
         assert (await posting).json()["usage"]["prompt_tokens"] > 250_000
         assert answers > 10
-        assert slowest < 0.5
+        # On the event loop, one of them would have waited for all of the text.
+        assert slowest < (loop.time() - began) / 2
 
 
 @run
