@@ -255,7 +255,7 @@ class Admission:
         row = request.row = self._rows.take(request)
         request.cached_tokens = request.planned = match.tokens
         request.published = match.pages
-        draft.bind(row, int(self._rows.generation[row]), request.rid)
+        draft.bind(row, self._rows.generation_of[row], request.rid)
         if match.host:
             self._publication.name_loaded(request, match.pages)
             self._host.place(match, request.digests)
@@ -284,7 +284,8 @@ class Admission:
         for blocks in held:
             self._pool.hold(blocks)
         needs = self._tables.needs(targets, match.tokens, match.pages)
-        needs += self._states.needs(self._carried(match))
+        if self._states:
+            needs += self._states.needs(self._carried(match))
         if match.host or match.host_tails:
             # Making room may send pages to the host tier, where these must not make theirs.
             self._host.hold(match)
@@ -343,7 +344,7 @@ class Admission:
 
         That is its next page, or what windows and state groups lack of a page that is cached.
         """
-        if not self._sharing:
+        if not self._sharing or not self._publication.promising:
             return False
         far, size = self._far(match), self._config.prefix_granularity
         if far > match.tokens and self._publication.promoted(request.digests[far // size - 1]):

@@ -26,13 +26,22 @@ def batch_of(
             prefix_lengths=_frozen(decodes.prefix_lengths),
             decode_ids=first_tokens,
         )
-    chosen = np.array([chunk.request.row for chunk in chunks], np.int32)
-    columns = [
-        chosen,
-        rows.generation[chosen],
-        np.array([chunk.tokens for chunk in chunks], np.int32),
-        np.array([chunk.start for chunk in chunks], np.int32),
-    ]
+    requests = [chunk.request for chunk in chunks]
+    chosen = [request.row for request in requests]
+    # One array with a line for each fact, as few chunks cost what making arrays costs.
+    facts = np.array(
+        [
+            chosen,
+            [rows.generation_of[row] for row in chosen],
+            [chunk.tokens for chunk in chunks],
+            [chunk.start for chunk in chunks],
+            [request.prompt_tokens for request in requests],
+            [chunk.next_id for chunk in chunks],
+        ],
+        np.int32,
+    )
+    facts.flags.writeable = False
+    *columns, prompts, nexts = facts
     if decodes is not None:
         tails = (
             decodes.rows,
@@ -40,18 +49,17 @@ def batch_of(
             decodes.input_lengths,
             decodes.prefix_lengths,
         )
-        columns = [np.concatenate(pair) for pair in zip(columns, tails, strict=True)]
+        columns = [_frozen(np.concatenate(pair)) for pair in zip(columns, tails, strict=True)]
     fed = [chunk.request.tokens[chunk.start : chunk.start + chunk.tokens] for chunk in chunks]
-    prompts = np.array([chunk.request.prompt_tokens for chunk in chunks], np.int32)
     return Batch(
-        rows=_frozen(columns[0]),
-        generations=_frozen(columns[1]),
-        input_lengths=_frozen(columns[2]),
-        prefix_lengths=_frozen(columns[3]),
+        rows=columns[0],
+        generations=columns[1],
+        input_lengths=columns[2],
+        prefix_lengths=columns[3],
         extends=len(chunks),
-        extend_ids=_frozen(np.concatenate(fed)),
-        prompt_lengths=_frozen(prompts),
-        next_ids=_frozen(np.array([chunk.next_id for chunk in chunks], np.int32)),
+        extend_ids=_frozen(fed[0] if len(fed) == 1 else np.concatenate(fed)),
+        prompt_lengths=prompts,
+        next_ids=nexts,
         decode_ids=first_tokens,
     )
 

@@ -46,8 +46,10 @@ class Matcher:
         if host and len(self._host):
             return self._match_tiers(request, digests, cap, tails)
         # Without a group that keeps all, early boundaries may be gone and later ones not.
-        look = index.known if None in tables.windows else index.anywhere
-        nodes = np.array(look(digests), np.intp)
+        if None in tables.windows:
+            nodes = index.known(digests)
+        else:
+            nodes = np.array(index.anywhere(digests), np.intp)
         cells = [blocks[nodes].reshape(-1) for blocks in index.blocks]
         return self._deepest(request, cap, cells, tails)
 
@@ -149,9 +151,10 @@ class Matcher:
         start = pages * self._page
         prior = request.digests[pages - 1] if pages else b""
         key = prior or request.root
-        ends = {end for _node, end in self._index.tails(key)}
-        ends.update(end for _node, end in self._host.tails(key))
-        for end in sorted(ends, reverse=True):
+        tails = self._index.tails(key) + self._host.tails(key)
+        if not tails:
+            return None
+        for end in sorted({end for _node, end in tails}, reverse=True):
             if end > cap or not self._supports(cells, end, pages):
                 continue
             digest = page_digest(prior, request.tokens[start:end].tobytes(), request.extra)
@@ -193,7 +196,9 @@ class Matcher:
         hits = []
         for group, slots in enumerate(self._index.slots):
             hit = cells[group][: pages * slots]
-            hit[: max(self._unread(group, pages, tokens), 0)] = 0
+            unread = self._unread(group, pages, tokens)
+            if unread > 0:
+                hit[:unread] = 0
             hits.append(hit)
         full, paged = (count * self._page for count in reach)
         if tail is None:

@@ -8,6 +8,7 @@ requests.
 """
 
 from collections.abc import Sequence
+from itertools import repeat
 
 import numpy as np
 
@@ -107,22 +108,21 @@ class PrefixIndex:
         """Return what a partial page's boundary is filed behind; empty for a full page's."""
         return self._tail_of.get(node, b"")
 
-    def known(self, digests: Sequence[bytes]) -> list[int]:
+    def known(self, digests: Sequence[bytes]) -> IndexArray:
         """Return the boundaries of the leading digests that are known."""
-        get = self._nodes.get
         nodes: list[int] = []
         for start in range(0, len(digests), _STRIDE):
-            found = list(map(get, digests[start : start + _STRIDE]))
-            if None in found:
-                nodes += found[: found.index(None)]  # type: ignore[arg-type] # none before it
+            nodes += self.anywhere(digests[start : start + _STRIDE])
+            if not nodes[-1]:
                 break
-            nodes += found  # type: ignore[arg-type] # none is None
-        return nodes
+        found: IndexArray = np.array(nodes, np.intp)
+        if np.count_nonzero(found) < len(found):
+            found = found[: found.argmin()]
+        return found
 
     def anywhere(self, digests: Sequence[bytes]) -> list[int]:
         """Return the boundary of each of `digests`, 0 where it is unknown."""
-        get = self._nodes.get
-        return [get(digest, 0) for digest in digests]
+        return list(map(self._nodes.get, digests, repeat(0)))
 
     def find(self, digest: bytes) -> int:
         """Return the boundary of `digest`, or 0."""

@@ -77,6 +77,11 @@ class Publication:
             promoted = request.digests[request.promotion // self._size - 1]
             self._promoted.setdefault(promoted, request.row)
 
+    @property
+    def promising(self) -> bool:
+        """Whether anybody computes anything that others could wait for."""
+        return bool(self._promised or self._promoted)
+
     def promised(self, digest: bytes) -> bool:
         return digest in self._promised
 

@@ -32,6 +32,8 @@ def crowded(
     requests: int, tokens: int, line: Line, free_rows: int, config: SchedulerConfig
 ) -> str | None:
     """Return why so many more requests, of `tokens` prompt tokens in all, may not wait, or None."""
+    if config.max_queued_requests is None and config.max_queued_tokens is None:
+        return None
     limit, waiting = config.max_queued_requests, len(line)
     if limit is not None and waiting + requests - free_rows > limit:
         return (

@@ -53,6 +53,7 @@ class Rows:
         "first_of",
         "frames",
         "generation",
+        "generation_of",
         "hashed",
         "hashed_of",
         "known",
@@ -105,6 +106,7 @@ class Rows:
         self.extras: dict[int, bytes] = {}
         """What is hashed with every page of a row, where its owner has a cache namespace."""
         self.owners: list[Request | None] = [None] * size
+        self.generation_of = self.generation.data
         self.sequence_of = self.sequence.data
         self.computed_of = self.computed.data
         self.known_of = self.known.data

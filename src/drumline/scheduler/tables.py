@@ -120,15 +120,10 @@ class BlockTables:
                 self.table[group][row, : len(hit)] = hit
                 self._rows.columns_of[group][row] = count
                 self._rows.first_of[group][row] = live
-                draft.patch(
-                    group,
-                    np.full(count, row, np.int32),
-                    np.arange(count, dtype=np.int32),
-                    self._pool.pages(group, self.table[group][row, :count]),
-                )
             tail = match.tails[group] if match.tails else NOBODY
             kept = -(-match.tokens // self.block_tokens[group]) if restored else 0
             self._grow(group, row, target, draft, tail, kept)
+            self._show(group, row, 0, draft)
 
     def grow(
         self, row: int, targets: Sequence[int], draft: Draft, others: Sequence[int] = ()
@@ -147,8 +142,10 @@ class BlockTables:
         if any(needs) or any(others):
             if not self._pool.make_room([*needs, *others]):
                 return False
-            for group, target in enumerate(targets):
-                self._grow(group, row, target, draft, NOBODY)
+            for group, (need, target) in enumerate(zip(needs, targets, strict=True)):
+                if need:
+                    self._grow(group, row, target, draft, NOBODY)
+                    self._show(group, row, self._rows.columns_of[group][row] - need, draft)
         return True
 
     def _grow(
@@ -156,7 +153,8 @@ class BlockTables:
     ) -> None:
         """Append blocks up to `tokens`, the first of them copies of `tail` where it has any.
 
-        Those of columns before `kept` are not zeroed, nor those that `tail` stands for.
+        Those of columns before `kept` are not zeroed, nor those that `tail` stands for. The
+        plan does not show them yet.
         """
         have = self._rows.columns_of[group][row]
         want = -(-tokens // self.block_tokens[group])
@@ -166,12 +164,6 @@ class BlockTables:
         self.table[group][row, have:want] = blocks
         self._rows.columns_of[group][row] = want
         pages = self._pool.pages(group, blocks)
-        draft.patch(
-            group,
-            np.full(want - have, row, np.int32),
-            np.arange(have, want, dtype=np.int32),
-            pages,
-        )
         copied = len(tail)
         if copied:
             here = np.flatnonzero(tail)
@@ -180,6 +172,16 @@ class BlockTables:
         blank = max(copied, kept - have)
         if blank < len(pages):
             draft.zero(group, pages[blank:])
+
+    def _show(self, group: int, row: int, first: int, draft: Draft) -> None:
+        """Have the plan carry a row's columns from `first` on."""
+        last = self._rows.columns_of[group][row]
+        draft.patch(
+            group,
+            np.full(last - first, row, np.int32),
+            np.arange(first, last, dtype=np.int32),
+            self._pool.pages(group, self.table[group][row, first:last]),
+        )
 
     def row_blocks(self, row: int) -> list[IndexArray]:
         """Return each group's blocks of a row."""
