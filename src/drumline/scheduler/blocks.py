@@ -52,6 +52,13 @@ class FreeList:
         self._count -= count
         return taken
 
+    def take_one(self) -> int:
+        """Remove and return the id that is free the longest."""
+        head = self._head
+        self._head = head + 1 if head + 1 < len(self._ring) else 0
+        self._count -= 1
+        return self._ring.item(head)
+
     def put(self, ids: IndexArray) -> None:
         """Append `ids`."""
         size, count = len(self._ring), len(ids)
@@ -181,6 +188,18 @@ class BlockPool:
         self.refs[blocks] = 1
         return blocks
 
+    def take_one(self, group: int) -> tuple[int, int]:
+        """Take one block of a group, and return it with the group's own page id for it."""
+        packing = self.packing[group]
+        if packing == 1:
+            page = self._free.take_one()
+            block = self.base[group] + page
+        else:
+            block = self._take_packed(group, packing)
+            page = block - self.base[group]
+        self.refs[block] = 1
+        return block, page
+
     def hold(self, blocks: IndexArray) -> None:
         """Hold `blocks`, distinct and cached or held already, once more."""
         refs = self.refs[blocks]
@@ -269,7 +288,7 @@ class BlockPool:
                 self.loose[group] -= 1
                 break
         else:
-            parent = int(self._free.take(1)[0])
+            parent = self._free.take_one()
             used = 0
             self._owner[parent] = group
             self._mask[parent] = (1 << packing) - 1

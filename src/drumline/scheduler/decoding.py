@@ -16,7 +16,7 @@ from drumline.core.errors import InvariantError
 from drumline.scheduler.agenda import Agenda
 from drumline.scheduler.config import SchedulerConfig
 from drumline.scheduler.draft import Draft
-from drumline.scheduler.index import ZERO, scalar
+from drumline.scheduler.index import FEW, ZERO, scalar
 from drumline.scheduler.lifecycle import Move, State
 from drumline.scheduler.publication import Publication
 from drumline.scheduler.requests import Request, RequestTable
@@ -24,6 +24,9 @@ from drumline.scheduler.roster import Roster
 from drumline.scheduler.rows import Rows
 from drumline.scheduler.states import StateSlots
 from drumline.scheduler.tables import BlockTables
+
+_FEW_TO_EXTEND = 3
+"""Up to so many rows that need blocks, looking at one after the other is cheaper than arrays."""
 
 
 class Decodes(Struct, frozen=True, eq=False):
@@ -45,6 +48,7 @@ class Decoding:
         "_end",
         "_held",
         "_page",
+        "_page_tokens",
         "_publication",
         "_ready",
         "_requests",
@@ -72,6 +76,7 @@ class Decoding:
         self._width = config.decode_tokens
         self._step = scalar(config.decode_tokens)
         self._page = scalar(config.prefix_granularity)
+        self._page_tokens = config.prefix_granularity
         self._caching = config.prefix_caching
         # A decode engine's prompts match in full pages alone.
         self._sharing_tails = config.role is Role.PLAIN
@@ -159,14 +164,14 @@ class Decoding:
 
         Returns those that must sit this round out: the last submitted, where not all have room.
         """
-        # One after the other where each asks for something else, or where there are two.
-        slow = joining or self._reserved or len(due) <= 2  # noqa: PLR2004
-        rows = np.array(due, np.intp)
-        if not slow and not (self._states and self._states.restless(rows)):
-            if self._windows:
-                self._tables.expire(rows, draft)
-            if self._tables.extend(rows, self._step, draft):
-                return []
+        # One after the other where each asks for something else, or where there are few.
+        if not joining and not self._reserved and len(due) > _FEW_TO_EXTEND:
+            rows = np.array(due, np.intp)
+            if not (self._states and self._states.restless(rows)):
+                if self._windows:
+                    self._tables.expire(rows, draft)
+                if self._tables.extend(rows, self._step, draft):
+                    return []
         blocked = []
         for row in sorted(due, key=self._rows.sequence_of.__getitem__):
             if row in joining and self._caching:
@@ -174,7 +179,7 @@ class Decoding:
                 self._publication.publish_prompt(request, request.prompt_tokens, draft)
                 if self._sharing_tails:
                     self._publication.publish_tail(request, draft)
-            if self._windows:
+            if self._windows and self._tables.passed(row):
                 self._tables.expire(np.array([row]), draft)
             if not self._grow(row, draft):
                 blocked.append(row)
@@ -248,6 +253,9 @@ class Decoding:
 
     def _file(self, due: list[int], number: int) -> None:
         """File `due` under the first round in which each can need attention again."""
+        if len(due) <= FEW:
+            self._agenda.file(due, [number + 1 + self._wait(row) for row in due])
+            return
         rows = np.array(due, np.intp)
         until = self._tables.lasts(rows)
         if self._caching:
@@ -261,6 +269,15 @@ class Decoding:
         # Never in this round again, however far the tokens lag behind.
         rounds = np.maximum(wait, ZERO) + np.array(number + 1)
         self._agenda.file(due, rounds.tolist())
+
+    def _wait(self, row: int) -> int:
+        """Return the rounds, this one aside, in which `row` can need no attention."""
+        if self._states and self._states.holds_read(row):
+            return 0
+        until = self._tables.last(row)
+        if self._caching:
+            until = min(until, self._rows.hashed_of[row] + self._page_tokens)
+        return max(until - self._rows.computed_of[row], 0) // self._width
 
     def check(self) -> None:
         """Raise InvariantError unless every decoding row is filed for attention."""

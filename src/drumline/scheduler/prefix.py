@@ -19,6 +19,9 @@ from drumline.scheduler.index import FEW, NOBODY, IndexArray
 _FIRST_CAPACITY = 1024
 _STRIDE = 256
 """Digests looked up at a time, so that a miss early in a long prompt ends the look."""
+Page = Sequence[Sequence[int]]
+"""Each group's blocks of a page."""
+
 MAX_TAILS = 8
 """Partial pages kept behind one full page; older ones go."""
 
@@ -154,14 +157,28 @@ class PrefixIndex:
         if count > FEW and self._publish_new(digests, ends, blocks):
             return None
         lines = [line.tolist() for line in blocks]
-        if_new = len(self._nodes) + count
-        nodes = []
-        for at, (digest, end) in enumerate(zip(digests, ends.tolist(), strict=True)):
-            page = [
+        pages = [
+            [
                 line[at * slots : at * slots + slots]
                 for line, slots in zip(lines, self.slots, strict=True)
             ]
-            nodes.append(self._offer(digest, end, page))
+            for at in range(count)
+        ]
+        return self._offer_all(digests, ends.tolist(), pages)
+
+    def publish_few(
+        self, digests: Sequence[bytes], ends: Sequence[int], pages: Sequence[Page]
+    ) -> list[int] | None:
+        """Do what `publish` does, given each boundary's page on its own."""
+        if self.touched is not None:
+            self.touched.update(dict.fromkeys(digests))
+        return self._offer_all(digests, ends, pages)
+
+    def _offer_all(
+        self, digests: Sequence[bytes], ends: Sequence[int], pages: Sequence[Page]
+    ) -> list[int] | None:
+        if_new = len(self._nodes) + len(digests)
+        nodes = list(map(self._offer, digests, ends, pages))
         return None if len(self._nodes) == if_new else nodes
 
     def _publish_new(
@@ -192,7 +209,7 @@ class PrefixIndex:
                 self._forget_node(node)
         return True
 
-    def _offer(self, digest: bytes, end: int, page: Sequence[Sequence[int]]) -> int:
+    def _offer(self, digest: bytes, end: int, page: Page) -> int:
         """Offer `page[g]` at one boundary; returns it, 0 if windows have passed every block."""
         node = self._nodes.get(digest, 0)
         if not node:

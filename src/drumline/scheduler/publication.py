@@ -15,7 +15,7 @@ import numpy as np
 from drumline.core.hashing import next_digests, page_digest
 from drumline.scheduler.blocks import BlockPool
 from drumline.scheduler.draft import Draft
-from drumline.scheduler.index import IndexArray
+from drumline.scheduler.index import FEW, IndexArray
 from drumline.scheduler.kv_events import KvEvents
 from drumline.scheduler.prefix import PrefixIndex
 from drumline.scheduler.requests import Request
@@ -289,19 +289,33 @@ class Publication:
             if (end := hashed[row] + size) <= known[row] and end <= computed[row]
         ]:
             digests = self._hash(rows)
-            owners = np.array(rows, np.intp)
-            ends = fields.hashed[owners]
-            blocks = self._tables.page_blocks(owners, ends)
-            if self._states:
-                # Decodes write what they carry in place: nothing of it stays behind a page.
-                blocks += [np.zeros(len(rows), np.intp) for _ in range(len(self._states))]
-            nodes = self._index.publish(digests, ends, blocks)
+            nodes = self._publish_pages(rows, digests)
             if nodes is not None and draft is not None:
+                owners = np.array(rows, np.intp)
+                ends = fields.hashed[owners]
+                blocks = self._tables.page_blocks(owners, ends)
                 self._adopt(owners, ends, nodes, blocks, draft)
             found += digests
             if fields.ahead < size:  # nobody can have completed another
                 break
         return found
+
+    def _publish_pages(self, rows: Sequence[int], digests: Sequence[bytes]) -> list[int] | None:
+        """Offer the last hashed page of each of `rows`; returns what the index does."""
+        fields, tables = self._rows, self._tables
+        # Decodes write what they carry in place: nothing of it stays behind a page.
+        carried = len(self._states)
+        if len(rows) <= FEW:
+            few = [fields.hashed_of[row] for row in rows]
+            pages = [tables.page_cells(row, end) for row, end in zip(rows, few, strict=True)]
+            if carried:
+                pages = [page + [[0]] * carried for page in pages]
+            return self._index.publish_few(digests, few, pages)
+        owners = np.array(rows, np.intp)
+        ends = fields.hashed[owners]
+        blocks = tables.page_blocks(owners, ends)
+        blocks += [np.zeros(len(rows), np.intp)] * carried
+        return self._index.publish(digests, ends, blocks)
 
     def _hash(self, rows: Sequence[int]) -> list[bytes]:
         """Hash the page behind the hashed tokens of each of `rows`, and return the digests."""

@@ -128,6 +128,10 @@ class StateSlots:
         read = self._slots[0].read
         return np.array([read[row] > 0 for row in rows.tolist()], np.bool_)
 
+    def holds_read(self, row: int) -> bool:
+        """Whether `row` still holds a block that its next decode does not read."""
+        return self._slots[0].read[row] > 0
+
     def _let_go_of_read(self, row: int, draft: Draft) -> None:
         epoch = int(self._rows.epoch[row])
         for slots in self._slots:

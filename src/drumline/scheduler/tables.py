@@ -32,6 +32,7 @@ class BlockTables:
         "_pool",
         "_rows",
         "_sizes",
+        "_table_of",
         "_unsure",
         "block_tokens",
         "max_tokens",
@@ -73,6 +74,8 @@ class BlockTables:
         self.table: list[IndexArray] = [
             np.zeros((size, -(-max_tokens // tokens)), np.intp) for tokens in self.block_tokens
         ]
+        self._table_of = [table.data for table in self.table]
+        """The same memory, for who looks at single cells."""
         self.max_tokens = min(
             table.shape[1] * tokens
             for table, tokens in zip(self.table, self.block_tokens, strict=True)
@@ -143,7 +146,9 @@ class BlockTables:
             if not self._pool.make_room([*needs, *others]):
                 return False
             for group, (need, target) in enumerate(zip(needs, targets, strict=True)):
-                if need:
+                if need == 1:
+                    self._append_one(group, row, draft)
+                elif need:
                     self._grow(group, row, target, draft, NOBODY)
                     self._show(group, row, self._rows.columns_of[group][row] - need, draft)
         return True
@@ -173,6 +178,16 @@ class BlockTables:
         if blank < len(pages):
             draft.zero(group, pages[blank:])
 
+    def _append_one(self, group: int, row: int, draft: Draft) -> None:
+        """Append one new block to a row."""
+        column = self._rows.columns_of[group][row]
+        block, page = self._pool.take_one(group)
+        self._table_of[group][row, column] = block
+        self._rows.columns_of[group][row] = column + 1
+        rows, columns, pages = np.array(((row,), (column,), (page,)), np.int32)
+        draft.patch(group, rows, columns, pages)
+        draft.zero(group, pages)
+
     def _show(self, group: int, row: int, first: int, draft: Draft) -> None:
         """Have the plan carry a row's columns from `first` on."""
         last = self._rows.columns_of[group][row]
@@ -201,6 +216,24 @@ class BlockTables:
             else:
                 lines.append(table[rows, behind + parts])
         return lines
+
+    def page_cells(self, row: int, end: int) -> list[list[int]]:
+        """Return each group's blocks of the page of `row` that ends at `end`."""
+        page = []
+        for cells, size in zip(self._table_of, self.block_tokens, strict=True):
+            behind = end // size
+            page.append([cells[row, at] for at in range(behind - self._page // size, behind)])
+        return page
+
+    def passed(self, row: int) -> bool:
+        """Whether a window of `row` has passed a block that is still there."""
+        fields = self._rows
+        for group, (window, size) in enumerate(zip(self.windows, self.block_tokens, strict=True)):
+            if window is not None:
+                live = (fields.computed_of[row] - self._unsure - window + 1) // size
+                if min(live, fields.columns_of[group][row]) > fields.first_of[group][row]:
+                    return True
+        return False
 
     def expire(self, rows: IndexArray, draft: Draft) -> None:
         """Give up the blocks that the windows of `rows` have passed."""
@@ -283,6 +316,15 @@ class BlockTables:
             if lasting is not None:
                 lines.append(first[rows] * size + lasting)
         return reduce(np.minimum, lines)
+
+    def last(self, row: int) -> int:
+        """Return the tokens `row` has when it next needs or gives up a block."""
+        fields, ends = self._rows, []
+        for group, (window, size) in enumerate(zip(self.windows, self.block_tokens, strict=True)):
+            ends.append(fields.columns_of[group][row] * size)
+            if window is not None:
+                ends.append((fields.first_of[group][row] + 1) * size + window - 1)
+        return min(ends)
 
     def adopt(
         self, group: int, rows: IndexArray, columns: IndexArray, blocks: IndexArray, draft: Draft
