@@ -241,7 +241,8 @@ class Retraction:
 
     def _suspend(self, request: Request, draft: Draft) -> None:
         row = request.row
-        self._tables.expire(np.array([row]), draft)
+        # Nothing is in flight: what the restored row looks back on is known, and is the image.
+        self._tables.expire(np.array([row]), draft, settled=True)
         if self._caching:
             self._publication.publish_end(request)
         spans = self._spans(row)

@@ -235,13 +235,19 @@ class BlockTables:
                     return True
         return False
 
-    def expire(self, rows: IndexArray, draft: Draft) -> None:
-        """Give up the blocks that the windows of `rows` have passed."""
+    def expire(self, rows: IndexArray, draft: Draft, *, settled: bool = False) -> None:
+        """Give up the blocks that the windows of `rows` have passed.
+
+        Unless their tokens are `settled`, some may yet turn out to have been rejected.
+        """
         fields = self._rows
         for group, (passing, size) in enumerate(zip(self._passing, self._sizes, strict=True)):
             if passing is None:
                 continue
-            passed = (fields.computed[rows] - passing) // size
+            computed = fields.computed[rows]
+            if settled:
+                computed += self._unsure
+            passed = (computed - passing) // size
             live = np.minimum(passed, fields.columns[group][rows])
             old = fields.first[group][rows]
             slid = live > old

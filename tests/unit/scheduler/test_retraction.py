@@ -5,6 +5,7 @@ from scheduler_rig import Rig
 
 from drumline.contract.cache import Restore, Snapshot
 from drumline.contract.plan import AbortReason
+from drumline.contract.specs import AttentionKind, CacheGroup
 from drumline.core.errors import ConfigError
 from drumline.scheduler.config import SchedulerConfig
 
@@ -170,6 +171,27 @@ def test_forced_retraction_changes_no_answer():
             rig.acknowledge()
     assert suspended > 3
     assert rig.scheduler.token_size("a") > 20
+
+
+def test_an_image_has_what_a_window_looks_back_on_once_no_draft_is_in_flight():
+    window = CacheGroup(
+        group_id="window", kind=AttentionKind.SLIDING_WINDOW, block_tokens=4, window_tokens=6
+    )
+    rig = crowded(
+        groups=(window,),
+        num_pages=40,
+        prefix_caching=False,
+        decode_tokens=3,
+        overlap_depth=1,
+        debug_force_retraction_interval=3,
+    )
+    restored = 0
+    for _ in range(40):
+        plan = rig.round()
+        restored += sum(isinstance(op, Restore) for op in plan.cache_ops)
+        while rig.unacknowledged:
+            rig.acknowledge()
+    assert restored > 3
 
 
 def test_a_repeated_acknowledgment_is_ignored():
