@@ -110,7 +110,8 @@ async def many(url: str, count: int) -> None:
             return reply.choices[0].message.content
 
         async def json_(seed: int) -> None:
-            text = await answered(seed, response_format=schema(SMALL), max_tokens=120)
+            # Room for nine gaps of as much white space as a gap may have.
+            text = await answered(seed, response_format=schema(SMALL), max_tokens=350)
             jsonschema.validate(json.loads(text), SMALL)
 
         async def phone(seed: int) -> None:
