@@ -1,6 +1,7 @@
 """One server of the embedded model for all tests of a module that only ask it things, and a
 model that is small enough to be started again and again."""
 
+import signal
 from collections.abc import Iterator
 
 import httpx
@@ -14,6 +15,12 @@ from tokenizers.decoders import ByteLevel
 from tokenizers.models import WordLevel
 
 MODEL = "SmolLM2-135M-Instruct"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _interruptible() -> None:
+    """Let programs of these tests hear Ctrl-C, though a shell's background jobs ignore it."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="module")
