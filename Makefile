@@ -23,7 +23,7 @@ serve: setup ## serve the embedded model on http://127.0.0.1:8000
 	$(BIN)/drumline serve $(ARGS)
 
 test: $(VENV)/.dev ## run the tests
-	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest $(ARGS)
+	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest --numprocesses 2 --dist loadfile $(ARGS)
 
 sim: $(VENV)/.dev ## engines of several ranks in virtual time, for more seeds than `test` plays
 	SEEDS=$(or $(SEEDS),20000) $(BIN)/pytest tests/sim/test_ranks.py $(ARGS)
