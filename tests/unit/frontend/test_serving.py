@@ -71,6 +71,7 @@ async def test_health_answers_while_a_long_prompt_is_tokenized(embedded):
         assert answers > 10
         # On the event loop, one of them would have waited for all of the text.
         assert slowest < (loop.time() - began) / 2
+        gc.unfreeze()
 
 
 @run
