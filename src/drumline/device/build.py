@@ -28,7 +28,7 @@ from drumline.device.host_cache import HostCache
 from drumline.device.kv import BlockTable, KvPool
 from drumline.device.layers import Backend, TorchLinear
 from drumline.device.models.checkpoint import open_checkpoint
-from drumline.device.models.config import DecoderConfig
+from drumline.device.models.config import context_tokens
 from drumline.device.models.decoder import weight_count
 from drumline.device.models.shard import most_kv_heads, shard_of
 from drumline.device.page import BLOCK_TOKENS, check_granularity
@@ -80,7 +80,7 @@ def _build(config: Config, group: TensorGroup) -> DeviceBuild:
     files = find_model(config.model.model)
     checkpoint = open_checkpoint(files)
     model = checkpoint.config
-    max_model_len = _context(config, model)
+    max_model_len = context_tokens(config.model.max_model_len, model)
     dtype = _resolve_dtype(config.model.dtype, model.stored_dtype)
     granularity = config.cache.prefix_granularity
     check_granularity(granularity)
@@ -172,16 +172,6 @@ def _build(config: Config, group: TensorGroup) -> DeviceBuild:
     )
     handle = DeviceHandle(executor, pool, table, sampler, cache, loader, loaded.store)
     return DeviceBuild(specs, handle, StartUp(load_ms, budget.pool_bytes))
-
-
-def _context(config: Config, model: DecoderConfig) -> int:
-    asked = config.model.max_model_len
-    if asked is not None and asked > model.max_positions:
-        raise ConfigError(
-            "--max-model-len",
-            f"{asked} is beyond the model's context of {model.max_positions} tokens",
-        )
-    return asked or model.max_positions
 
 
 def _resolve_dtype(asked: Dtype, stored: str) -> torch.dtype:

@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 from drumline.grammar.bounds import RefusedGrammarError
+from drumline.grammar.structures import of_structures
 
 _ANY_TEXT = r"/(.|\n)*/"
 
@@ -16,31 +17,8 @@ def lark_of(tag: Any) -> str:
     if not isinstance(tag, dict):
         raise RefusedGrammarError("a structural tag is a JSON object")
     writer = _Lark()
-    root = writer.write(tag["format"] if "format" in tag else _of_structures(tag))
+    root = writer.write(tag["format"] if "format" in tag else of_structures(tag))
     return "\n".join(["%llguidance {}", f"start: {root}", *writer.rules])
-
-
-def _of_structures(tag: dict[str, Any]) -> dict[str, Any]:
-    """Return the older way of saying tags in the newer one."""
-    structures, triggers = tag.get("structures"), tag.get("triggers")
-    if not isinstance(structures, list) or not isinstance(triggers, list):
-        raise RefusedGrammarError(
-            "a structural tag has either a format, or structures with triggers"
-        )
-    return {
-        "type": "triggered_tags",
-        "triggers": triggers,
-        "tags": [
-            {
-                "type": "tag",
-                "begin": each.get("begin"),
-                "content": {"type": "json_schema", "json_schema": each.get("schema", {})},
-                "end": each.get("end"),
-            }
-            for each in structures
-            if isinstance(each, dict)
-        ],
-    }
 
 
 class _Lark:

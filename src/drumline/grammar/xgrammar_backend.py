@@ -15,6 +15,7 @@ from drumline.contract.grammar import GrammarFaultError, GrammarKind
 from drumline.grammar.blanks import BlankRun, Blanks
 from drumline.grammar.bounds import RefusedGrammarError
 from drumline.grammar.prepare import Prepared
+from drumline.grammar.structures import of_structures
 from drumline.grammar.vocabulary import Vocabulary
 
 _PLACE = re.compile(r"^\[[^\]]*\] \S+\.(?:cc|h):\d+: (?:Check failed: \(.*?\) is false: )?")
@@ -60,29 +61,8 @@ class XgrammarBackend:
     def _compiled_tag(self, tag: dict[str, object]) -> xgrammar.CompiledGrammar:
         if not isinstance(tag, dict):
             raise RefusedGrammarError("a structural tag is a JSON object")
-        if "format" in tag:
-            return self._json.compile_structural_tag({"type": "structural_tag", **tag})
-        structures, triggers = tag.get("structures"), tag.get("triggers")
-        if not isinstance(structures, list) or not isinstance(triggers, list):
-            raise RefusedGrammarError(
-                "a structural tag has either a format, or structures with triggers"
-            )
-        tags = [
-            {
-                "type": "tag",
-                "begin": each.get("begin"),
-                "content": {"type": "json_schema", "json_schema": each.get("schema", {})},
-                "end": each.get("end"),
-            }
-            for each in structures
-            if isinstance(each, dict)
-        ]
-        return self._json.compile_structural_tag(
-            {
-                "type": "structural_tag",
-                "format": {"type": "triggered_tags", "triggers": triggers, "tags": tags},
-            }
-        )
+        told = tag if "format" in tag else {"format": of_structures(tag)}
+        return self._json.compile_structural_tag({"type": "structural_tag", **told})
 
 
 class XgrammarGrammar:

@@ -11,7 +11,7 @@ from drumline.core.config import Config, ParallelConfig
 from drumline.core.errors import ConfigError
 from drumline.core.gguf_file import read_gguf
 from drumline.core.model_files import ModelFiles, ModelFormat, read_json
-from drumline.device.models.config import DecoderConfig, from_gguf, from_json
+from drumline.device.models.config import DecoderConfig, context_tokens, from_gguf, from_json
 from drumline.device.page import check_granularity
 from drumline.frontend.text.chat_template import ChatTemplate, given_template
 
@@ -46,12 +46,7 @@ def check_ranks(parallel: ParallelConfig, cores: int) -> None:
 
 def check_model(config: Config, model: DecoderConfig) -> None:
     """Raise ConfigError for what this model cannot do."""
-    asked = config.model.max_model_len
-    if asked is not None and asked > model.max_positions:
-        raise ConfigError(
-            "--max-model-len",
-            f"{asked} is beyond the model's context of {model.max_positions} tokens",
-        )
+    context_tokens(config.model.max_model_len, model)
     check_granularity(config.cache.prefix_granularity)
     size = config.parallel.tensor_parallel_size
     if size > model.heads:

@@ -67,6 +67,19 @@ _MOST = (1 << 31) - 1
 _MOST_LAYERS = 10_000
 
 
+def context_tokens(asked: int | None, config: DecoderConfig) -> int:
+    """Return the longest context served: as asked, else the model's.
+
+    Raises ConfigError for more than the model has positions.
+    """
+    if asked is not None and asked > config.max_positions:
+        raise ConfigError(
+            "--max-model-len",
+            f"{asked} is beyond the model's context of {config.max_positions} tokens",
+        )
+    return asked or config.max_positions
+
+
 def from_json(path: Path, config: dict[str, Any], generation: dict[str, Any]) -> DecoderConfig:
     """Return the decoder of a Hugging Face `config`, read from `path`."""
 

@@ -82,9 +82,7 @@ class MessagesCall:
 
     def whole(self, frame: Frame, answers: Sequence[Answer], usage: Cost) -> bytes:
         (answer,) = answers
-        self._sections.add(
-            self._turn.parts(Piece(0, answer.text, finish_reason=answer.finish_reason))
-        )
+        self._sections.add(self._turn.whole(0, answer))
         stop = self._stop(answer.finish_reason, answer.stop_reason)
         return _encode(
             MessageBody(

@@ -88,7 +88,7 @@ class ChatCall:
     def whole(self, frame: Frame, answers: Sequence[Answer], usage: Usage) -> bytes:
         choices = []
         for index, answer in enumerate(answers):
-            parts = self._turn.parts(Piece(index, answer.text, finish_reason=answer.finish_reason))
+            parts = self._turn.whole(index, answer)
             choices.append(
                 ChatChoice(
                     index,

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from drumline.core.errors import RequestError
 from drumline.frontend.generation import Asked, Piece
-from drumline.frontend.openai.calls import asked_of, encoded
+from drumline.frontend.openai.calls import Answer, asked_of, encoded
 from drumline.frontend.openai.grammar import grammar_params
 from drumline.frontend.openai.held import behind_reasoning
 from drumline.frontend.openai.messages import template_messages
@@ -89,6 +89,10 @@ class ChatTurn:
         if piece.finish_reason is not None:
             parts += reader.finish()
         return parts
+
+    def whole(self, index: int, answer: Answer) -> list[Part]:
+        """Return the parts of an answer that comes in one piece."""
+        return self.parts(Piece(index, answer.text, finish_reason=answer.finish_reason))
 
     def finish_reason(self, index: int, reason: str) -> str:
         """Return why an answer ended: calls of tools end it as much as its end does."""

@@ -93,9 +93,7 @@ class ResponsesCall:
 
     def whole(self, frame: Frame, answers: Sequence[Answer], usage: Usage) -> bytes:
         (answer,) = answers
-        self._sections.add(
-            self._turn.parts(Piece(0, answer.text, finish_reason=answer.finish_reason))
-        )
+        self._sections.add(self._turn.whole(0, answer))
         return _encode(self._ended(frame, answer.finish_reason, usage))
 
     def _ended(self, frame: Frame, reason: str, usage: Usage) -> ResponseBody:
