@@ -125,10 +125,14 @@ class EvictionOrder:
         self._front = -1
 
     def waiting(self) -> IndexArray:
-        """Return every block that is not stale, each once; for checks."""
+        """Return every block that is not stale, each once, the oldest buckets first.
+
+        When blocks were put into buckets, and so the buckets' order, is nobody's business:
+        peers that were asked more or less often answer the same.
+        """
         self._settle()
         parts = [
-            self._live(np.unique(np.concatenate(parts)), key // RANKS)
-            for key, parts in self._buckets.items()
+            self._live(np.unique(np.concatenate(self._buckets[key])), key // RANKS)
+            for key in sorted(self._buckets)
         ]
         return np.concatenate(parts) if parts else NOBODY

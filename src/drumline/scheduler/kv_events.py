@@ -8,24 +8,31 @@ neither requests nor readers.
 """
 
 import numpy as np
+from msgspec import Struct
 
 from drumline.contract.kv_events import BlockRemoved, BlockStored, KvEvent
 from drumline.core.hashing import event_hash
 from drumline.scheduler.prefix import PrefixIndex
 
 
+class _Named(Struct, frozen=True):
+    """What a boundary stands for."""
+
+    event_hash: int
+    parent: int | None
+    tokens: bytes
+
+
 class KvEvents:
     """Names boundaries, and watches an index for those that come and go."""
 
-    __slots__ = ("_hashes", "_index", "_offered", "_told")
+    __slots__ = ("_index", "_named", "_told")
 
     def __init__(self, index: PrefixIndex) -> None:
         self._index = index
         index.touched = {}
-        self._hashes: dict[bytes, int] = {}
-        """Of the boundaries that are in the index."""
-        self._offered: dict[bytes, tuple[int | None, bytes]] = {}
-        """What was named since the last drain: the parent's hash, and the tokens."""
+        self._named: dict[bytes, _Named] = {}
+        """The boundaries that are in the index: the blocks of one may come one by one, and late."""
         self._told: dict[bytes, int] = {}
         """The boundaries that readers know of, and where they end."""
 
@@ -34,14 +41,13 @@ class KvEvents:
 
         `tokens` are those of the page or tail behind `prior`, as int32 bytes.
         """
-        if extra:
+        if extra or digest in self._named:
             return
-        parent = self._hashes.get(prior)
+        parent = self._named.get(prior)
         if prior and parent is None:
             return
-        if digest not in self._hashes:
-            self._hashes[digest] = event_hash(parent, tokens)
-        self._offered[digest] = (parent, tokens)
+        before = parent and parent.event_hash
+        self._named[digest] = _Named(event_hash(before, tokens), before, tokens)
 
     def drain(self) -> list[KvEvent]:
         """Return the net change since the last drain: removals, children first; then parents."""
@@ -52,21 +58,20 @@ class KvEvents:
             end, told = self._index.complete(digest), self._told.get(digest)
             if told is not None and not end:
                 removed.append((told, digest))
-            elif told is None and end and digest in self._offered:
+            elif told is None and end and digest in self._named:
                 stored.append((end, digest))
         events: list[KvEvent] = []
         for _end, digest in sorted(removed, key=_by_end, reverse=True):
             del self._told[digest]
-            events.append(BlockRemoved(self._hashes[digest]))
+            events.append(BlockRemoved(self._named[digest].event_hash))
         for end, digest in sorted(stored, key=_by_end):
             self._told[digest] = end
-            parent, tokens = self._offered[digest]
-            ids = tuple(np.frombuffer(tokens, np.int32).tolist())
-            events.append(BlockStored(self._hashes[digest], parent, ids))
-        self._offered.clear()
+            named = self._named[digest]
+            ids = tuple(np.frombuffer(named.tokens, np.int32).tolist())
+            events.append(BlockStored(named.event_hash, named.parent, ids))
         for digest in touched or ():
             if not self._index.find(digest):
-                self._hashes.pop(digest, None)
+                self._named.pop(digest, None)
         return events
 
 

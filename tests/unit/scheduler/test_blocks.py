@@ -7,6 +7,7 @@ from scheduler_rig import Rig, spec
 from drumline.contract.specs import AttentionKind, CacheGroup
 from drumline.scheduler.blocks import BlockPool
 from drumline.scheduler.events import IllegalTransitionError, Reserved
+from drumline.scheduler.eviction import EvictionOrder
 
 FULL = CacheGroup(group_id="full", block_tokens=4)
 FINE = CacheGroup(group_id="fine", block_tokens=2)
@@ -223,3 +224,13 @@ def test_a_declared_budget_is_reserved_up_to_4096_tokens():
 def test_the_room_for_one_request_leaves_a_forward_in_flight_its_tokens(depth, width):
     alone = Rig(num_pages=200, overlap_depth=depth, decode_tokens=width)
     assert alone.scheduler.max_request_tokens == 792 - depth * width
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_what_waits_is_told_in_one_order_however_often_somebody_asked_before(asked):
+    order = EvictionOrder(lambda blocks: blocks, lambda blocks, _epoch: blocks)
+    for blocks, epoch in (([7, 8], 5), ([1, 2], 3)):
+        order.file(np.array(blocks), np.full(2, epoch), np.zeros(2, np.intp), waiting=4)
+        if asked:
+            order.waiting()
+    assert order.waiting().tolist() == [1, 2, 7, 8]
