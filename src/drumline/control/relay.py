@@ -9,12 +9,12 @@ to the digest.
 """
 
 import struct
-import zlib
 from collections.abc import Callable, Sequence
 from typing import cast
 
 import msgspec
 from msgspec import Struct
+from xxhash import xxh3_64_intdigest
 
 from drumline.contract.arrays import IntArray, encode_array
 from drumline.contract.messages import Message, decode_messages, encode_messages
@@ -24,12 +24,13 @@ from drumline.contract.result import ForwardResult
 from drumline.control.records import Digest
 from drumline.core.errors import InvariantError
 
-# Arrays are read in place; the types of Python 3.11 do not know that they are buffers.
-crc32 = cast("Callable[[IntArray | bytes, int], int]", zlib.crc32)
+# A number of all bytes so far: the second argument is what came before. Arrays are read in
+# place; the types of Python 3.11 do not know that they are buffers.
+_mixed = cast("Callable[[IntArray | bytes, int], int]", xxh3_64_intdigest)
 
 _encode_op = msgspec.msgpack.Encoder(enc_hook=encode_array).encode
 
-_DIGEST = struct.Struct("<QIIIIII")
+_DIGEST = struct.Struct("<7Q")
 _CLOCK = struct.Struct("<Q?")
 """Clock in µs, stop request; stands behind the digest, and messages follow."""
 _BODY_AT = _DIGEST.size + _CLOCK.size
@@ -97,7 +98,7 @@ class Relay:
         first = gathered[0]
         now_us, stop = _CLOCK.unpack_from(first, _DIGEST.size)
         body = first[_BODY_AT:]
-        self._inputs = crc32(body, now_us & 0xFFFFFFFF)
+        self._inputs = _mixed(body, now_us & 0xFFFFFFFFFFFFFFFF)
         if not self.owner:
             messages = () if body == _NO_MESSAGES else decode_messages(body)
         return Relayed(stop, now_us, messages)
@@ -125,38 +126,38 @@ class Relay:
             # The scheduler hands out the same arrays while its batch lasts.
             if known is None or known[0] is not batch.rows or known[1] is not batch.input_lengths:
                 self._known = (batch.rows, batch.input_lengths)
-                self._known_rows = crc32(batch.generations, crc32(batch.rows, 0))
-                self._known_lengths = crc32(batch.input_lengths, 0)
+                self._known_rows = _mixed(batch.generations, _mixed(batch.rows, 0))
+                self._known_lengths = _mixed(batch.input_lengths, 0)
             self._rows = self._known_rows
-            self._lengths = crc32(batch.prefix_lengths, self._known_lengths)
+            self._lengths = _mixed(batch.prefix_lengths, self._known_lengths)
             if batch.extends:
-                self._lengths = _crc(self._lengths, batch.extend_ids, batch.prompt_lengths)
+                self._lengths = _mixed_all(self._lengths, batch.extend_ids, batch.prompt_lengths)
         digest = 0
         for patch in plan.patches:
-            digest = _crc(digest, patch.rows, patch.columns, patch.blocks)
+            digest = _mixed_all(digest, patch.rows, patch.columns, patch.blocks)
         for zeroes in plan.zeroes:
-            digest = crc32(zeroes.blocks, digest)
+            digest = _mixed(zeroes.blocks, digest)
         for copies in plan.copies:
-            digest = _crc(digest, copies.sources, copies.targets)
+            digest = _mixed_all(digest, copies.sources, copies.targets)
         for op in plan.cache_ops:
-            digest = crc32(_encode_op(op), digest)
+            digest = _mixed(_encode_op(op), digest)
         self._blocks = digest
         digest = 0
         for bound in plan.bound:
-            digest = crc32(bound.rid.encode(), digest ^ bound.row)
+            digest = _mixed(bound.rid.encode(), digest ^ bound.row)
         for abort in plan.aborts:
-            digest = crc32(abort.rid.encode(), digest)
+            digest = _mixed(abort.rid.encode(), digest)
         self._requests = digest
 
     def add_result(self, result: ForwardResult) -> None:
         """Count a committed forward towards this round's digest."""
-        self._results = crc32(result.tokens, crc32(result.counts, self._results))
+        self._results = _mixed(result.tokens, _mixed(result.counts, self._results))
         for kind, faulty in enumerate(
             (result.nan_indices, result.grammar_faults, result.stuck, result.processor_faults), 1
         ):
             if len(faulty):
                 # Whose request ends is not all: each kind ends it in another way.
-                self._results = crc32(faulty, self._results ^ kind)
+                self._results = _mixed(faulty, self._results ^ kind)
 
     def close(self) -> Digest:
         """End the round; the next exchange carries its digest."""
@@ -203,7 +204,7 @@ class Relay:
         )
 
 
-def _crc(digest: int, *arrays: IntArray) -> int:
+def _mixed_all(digest: int, *arrays: IntArray) -> int:
     for array in arrays:
-        digest = crc32(array, digest)
+        digest = _mixed(array, digest)
     return digest

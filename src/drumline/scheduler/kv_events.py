@@ -46,7 +46,7 @@ class KvEvents:
         parent = self._named.get(prior)
         if prior and parent is None:
             return
-        before = parent and parent.event_hash
+        before = None if parent is None else parent.event_hash
         self._named[digest] = _Named(event_hash(before, tokens), before, tokens)
 
     def drain(self) -> list[KvEvent]:
