@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from drumline.contract.layout import Layout
-from drumline.control.gate import Held, Internal, Operation
+from drumline.control.gate import Held, Internal
+from drumline.control.operations import Operation
 from drumline.core.errors import InvariantError
 from drumline.replay.fleet import Asked, Scenario, play, submitting
 from drumline.replay.simulator import small_specs

@@ -15,6 +15,7 @@ from msgspec import Meta, Struct
 from drumline.contract.messages import CallAsked, CallReply
 from drumline.contract.regions import Region
 from drumline.contract.weights import DiskWeights
+from drumline.control.operations import Gated, WeightsAsked
 from drumline.control.standing import (
     Drained,
     Draining,
@@ -38,17 +39,6 @@ from drumline.control.standing import (
 _Effects = tuple[Effect, ...]
 
 
-class WeightsAsked(Struct, frozen=True):
-    """A load of weights that waits for the gate."""
-
-    call: int
-    source: DiskWeights
-    flush: bool
-    """Whether the prefix caches are forgotten with the old weights."""
-    version: str | None
-    """What the new weights are called; None leaves the name as it is."""
-
-
 class _Disk(Struct, frozen=True, forbid_unknown_fields=True):
     """The arguments of a load from disk, in their order."""
 
@@ -66,7 +56,7 @@ class Controls:
         self._flushes: list[int] = []
         self._replies: list[CallReply] = []
         self._curious: list[int] = []
-        self._loads: deque[WeightsAsked] = deque()
+        self._gated: deque[Gated] = deque()
         self._weight_version = "default"
         self._methods: dict[str, Callable[[CallAsked], _Effects]] = {
             "cache_state": self._cache_state,
@@ -139,17 +129,16 @@ class Controls:
         self._flushes.clear()
 
     @property
-    def loading(self) -> WeightsAsked | None:
-        """The load of weights that waits for the gate next."""
-        return self._loads[0] if self._loads else None
+    def gated(self) -> Gated | None:
+        """The operation that waits for the gate next."""
+        return self._gated[0] if self._gated else None
 
-    def loaded(self, fault: str | None) -> None:
-        """Answer that load; with a `fault`, nothing changed but what was flushed."""
-        load = self._loads.popleft()
-        if fault is None and load.version is not None:
-            self._weight_version = load.version
-        message = f"weights loaded from {load.source.path}" if fault is None else fault
-        self._replies.append(CallReply(load.call, fault is None, message))
+    def ran(self, success: bool, message: str = "") -> None:
+        """Answer that operation, which ran."""
+        operation = self._gated.popleft()
+        if success and operation.version is not None:
+            self._weight_version = operation.version
+        self._replies.append(CallReply(operation.call, success, message))
 
     @property
     def cache_state_wanted(self) -> bool:
@@ -219,7 +208,7 @@ class Controls:
         except msgspec.ValidationError as error:
             return self._reply(call, False, f"{error}; it takes {', '.join(names)}")
         source = DiskWeights(asked.model_path)
-        self._loads.append(
+        self._gated.append(
             WeightsAsked(call.call_id, source, asked.flush_cache, asked.weight_version)
         )
         return ()

@@ -40,11 +40,12 @@ from drumline.contract.specs import DeviceSpecs
 from drumline.control.batch_log import BatchLog
 from drumline.control.cache_ops import CacheOps
 from drumline.control.controls import Controls
-from drumline.control.gate import Held, Operation, Passed, passed
+from drumline.control.gate import Held, Passed, passed
 from drumline.control.grammars import Grammars
 from drumline.control.history import HistoryRows
 from drumline.control.ingress import Ingress, Limits
 from drumline.control.load_report import LoadReport
+from drumline.control.operations import WeightsAsked
 from drumline.control.output import Outputs
 from drumline.control.records import Records, RoundRecord
 from drumline.control.relay import Relay
@@ -388,18 +389,18 @@ class EventLoop:
             if cleared:
                 self._scheduler.clear()
             self._controls.flushed(cleared)
-        if gate.operation is Operation.UPDATE_WEIGHTS_FROM_DISK:
-            self._controls.loaded(self._load_weights())
+        if gate.operation is not None and (asked := self._controls.gated) is not None:
+            fault = self._load_weights(asked)
+            loaded = f"weights loaded from {asked.source.path}"
+            self._controls.ran(fault is None, loaded if fault is None else fault)
         return gate
 
-    def _load_weights(self) -> str | None:
+    def _load_weights(self, load: WeightsAsked) -> str | None:
         """Load the weights that every replica was asked to; returns why that failed.
 
         Collective: on every rank. Nothing is flushed unless all can load, and the new weights
         serve on all ranks or on none, before any answer.
         """
-        load = self._controls.loading
-        assert load is not None, "the gate passed what is not held"
         fault = self._data_plane.open_weights(load.source)
         if not self._converge(fault is None):
             self._data_plane.settle_weights(False)
@@ -419,11 +420,10 @@ class EventLoop:
 
     def _held(self) -> Held:
         """Return what this rank brings to the gate."""
+        asked = self._controls.gated
         return Held(
             flush=self._controls.flush_wanted,
-            operation=None
-            if self._controls.loading is None
-            else Operation.UPDATE_WEIGHTS_FROM_DISK,
+            operation=None if asked is None else asked.kind,
             release=bool(self._controls.releasing),
             released=bool(self._controls.gone),
         )
@@ -539,7 +539,7 @@ class EventLoop:
         regions = self._controls.releasing
         clears = Region.KV_CACHE in regions
         ready = bool(regions) and drained and not self._cache_ops.open
-        ready = ready and self._controls.loading is None
+        ready = ready and self._controls.gated is None
         if not self._converge(ready and not (clears and not self._scheduler.can_clear_l1())):
             return
         if clears:

@@ -13,19 +13,8 @@ from enum import IntEnum
 from msgspec import Struct
 
 from drumline.contract.ports import Group, Reduce
+from drumline.control.operations import Operation
 from drumline.core.errors import InvariantError
-
-
-class Operation(IntEnum):
-    """What a frontend may ask for that all replicas must do together. Only ever appended to."""
-
-    INIT_WEIGHTS_GROUP = 1
-    UPDATE_WEIGHTS_FROM_DISTRIBUTED = 2
-    DESTROY_WEIGHTS_GROUP = 3
-    UPDATE_WEIGHTS_FROM_MOONCAKE = 4
-    REBALANCE_EXPERTS = 5
-    UPDATE_WEIGHTS_FROM_DISK = 6
-    UPDATE_WEIGHTS_FROM_TENSOR = 7
 
 
 class Internal(IntEnum):

@@ -6,7 +6,8 @@ import pytest
 
 from drumline.collective.in_process import run_ranks
 from drumline.collective.solo import SoloGroup
-from drumline.control.gate import Held, Internal, Operation, Passed, passed
+from drumline.control.gate import Held, Internal, Passed, passed
+from drumline.control.operations import Operation
 from drumline.core.errors import InvariantError
 
 LOAD = Operation.UPDATE_WEIGHTS_FROM_DISTRIBUTED

@@ -1,0 +1,38 @@
+"""What waits for the gate: operations that every rank runs in the same round.
+
+They are values: what each asks for, with the call that is answered once it ran.
+"""
+
+from enum import IntEnum
+
+from msgspec import Struct
+
+from drumline.contract.weights import DiskWeights
+
+
+class Operation(IntEnum):
+    """What a frontend may ask for that all replicas must do together. Only ever appended to."""
+
+    INIT_WEIGHTS_GROUP = 1
+    UPDATE_WEIGHTS_FROM_DISTRIBUTED = 2
+    DESTROY_WEIGHTS_GROUP = 3
+    UPDATE_WEIGHTS_FROM_MOONCAKE = 4
+    REBALANCE_EXPERTS = 5
+    UPDATE_WEIGHTS_FROM_DISK = 6
+    UPDATE_WEIGHTS_FROM_TENSOR = 7
+
+
+class WeightsAsked(Struct, frozen=True):
+    """A load of weights from disk."""
+
+    call: int
+    source: DiskWeights
+    flush: bool
+    """Whether the prefix caches are forgotten with the old weights."""
+    version: str | None
+    """What the new weights are called; None leaves the name as it is."""
+
+    kind = Operation.UPDATE_WEIGHTS_FROM_DISK
+
+
+Gated = WeightsAsked
