@@ -147,14 +147,16 @@ class Generation:
             for index, stream in enumerate(streams):
                 if self._aborted[index]:  # before it had begun
                     self._engine.cancel(stream)
+            if len(streams) == 1:  # most are, and the way of their tokens is the shortest
+                async for delta in streams[0]:
+                    piece = self._heard(0, delta)
+                    if piece is not None:
+                        yield piece
+                return
             async with aclosing(_interleaved(streams)) as deltas:
                 async for index, delta in deltas:
                     piece = self._heard(index, delta)
-                    if piece.finish_reason is not None:
-                        streams[index].abort()
-                        version = delta.weight_version or self._engine.weight_version
-                        piece = replace(piece, weight_version=version)
-                    if piece.token_ids or piece.text or piece.finish_reason is not None:
+                    if piece is not None:
                         yield piece
         except (GeneratorExit, asyncio.CancelledError):
             ended_by = "disconnect"
@@ -199,14 +201,15 @@ class Generation:
             data_parallel_rank=asked.data_parallel_rank,
         )
 
-    def _heard(self, index: int, delta: Delta) -> Piece:
+    def _heard(self, index: int, delta: Delta) -> Piece | None:
+        """Return what an answer grew by; None for nothing at all."""
         answer = self._answers[index]
         now = self._clock.now_us()
-        before = answer.tokens
-        if (delta.details or {}).get("err_type") == NUMERICAL_ERROR:
+        before = len(answer.token_ids)
+        if delta.details is not None and delta.details.get("err_type") == NUMERICAL_ERROR:
             self._metrics.not_finite()
         piece = answer.add(delta)
-        grown = answer.tokens - before
+        grown = len(answer.token_ids) - before
         self.usage.completion_tokens += grown
         if index % self.asked.choices == 0:  # a prompt is computed once for all its answers
             self.usage.cached_tokens += delta.cached_tokens - answer.cached_tokens
@@ -220,7 +223,10 @@ class Generation:
             answer.last_token_us = now
         if piece.finish_reason is not None:
             self._record(answer, piece.finish_reason)
-        return piece
+            self._streams[index].abort()
+            version = delta.weight_version or self._engine.weight_version
+            return replace(piece, weight_version=version)
+        return piece if grown or piece.text else None
 
     def _record(self, answer: "_Answer", reason: str) -> None:
         now = self._clock.now_us()
@@ -407,10 +413,6 @@ def _given_up(delta: Delta) -> str:
 
 async def _interleaved(streams: Sequence[Stream]) -> AsyncGenerator[tuple[int, Delta], None]:
     """Yield the deltas of all streams as they come, each with its stream's index."""
-    if len(streams) == 1:
-        async for delta in streams[0]:
-            yield 0, delta
-        return
     # Bounded: behind a slow reader the streams themselves merge what piles up.
     queue: asyncio.Queue[tuple[int, Delta | DrumlineError | None]] = asyncio.Queue(len(streams))
 

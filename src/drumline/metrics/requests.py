@@ -6,7 +6,9 @@ registry that whoever serves it hands in.
 """
 
 from msgspec import Struct
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge
+
+from drumline.metrics.histogram import Histogram
 
 _UNDER_A_SECOND = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7)
 _FIRST_TOKEN = (*_UNDER_A_SECOND, 1, 2, 3, 5, 7.5, 10, 20, 40, 80, 160, 640)
@@ -57,9 +59,7 @@ class RequestMetrics:
             return Counter(name, text, labels, registry=registry).labels(model_name)
 
         def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-            return Histogram(name, text, labels, buckets=buckets, registry=registry).labels(
-                model_name
-            )
+            return Histogram(name, text, {"model_name": model_name}, buckets, registry)
 
         self._model = model_name
         self._prompt = counter("tokenspeed:prompt_tokens", "Prompt tokens of ended requests")
@@ -108,9 +108,7 @@ class RequestMetrics:
 
     def tokens(self, count: int, seconds: float) -> None:
         """Note `count` tokens that came together, `seconds` behind those before them."""
-        gap = max(seconds, 0.0) / count
-        for _ in range(count):
-            self._gap.observe(gap)
+        self._gap.observe(max(seconds, 0.0) / count, count)
 
     def ended(self, outcome: RequestOutcome) -> None:
         """Note the end of an answer."""

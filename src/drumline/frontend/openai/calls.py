@@ -200,6 +200,12 @@ def usage_field(fields: SamplingFields, usage: Usage | None) -> UsageBody | Unse
     return usage_body(usage) if usage is not None and options.continuous_usage_stats else None
 
 
+def usage_grows(fields: SamplingFields) -> bool:
+    """Whether every chunk tells what was used so far."""
+    options = fields.stream_options
+    return bool(options and options.include_usage and options.continuous_usage_stats)
+
+
 def prompt_logprobs(
     told: Sequence[TokenLogprob | None] | None, tokenizer: Tokenizer
 ) -> PromptLogprobs | UnsetType:

@@ -13,6 +13,7 @@ from drumline.frontend.openai.calls import (
     prompt_logprobs,
     usage_body,
     usage_field,
+    usage_grows,
 )
 from drumline.frontend.openai.schema import (
     AssistantMessage,
@@ -36,6 +37,7 @@ from drumline.frontend.parts.part import Arguments, CallBegun, Part, Reasoning, 
 from drumline.frontend.service import Service
 from drumline.frontend.text.tokenizer import Tokenizer
 from drumline.frontend.web.incoming import decode_json
+from drumline.frontend.web.template import EventTemplate
 
 _decoder = msgspec.json.Decoder(ChatRequest)
 _encode = msgspec.json.Encoder().encode
@@ -49,6 +51,9 @@ class ChatCall:
         self._request = decode_json(body, _decoder)
         self._turn = ChatTurn(self._request)
         self._tokenizer = tokenizer
+        self._steady = not usage_grows(self._request)
+        self._plain: dict[int, EventTemplate] = {}
+        """Events of words alone, by the answer's index."""
 
     @property
     def fields(self) -> SamplingFields:
@@ -64,7 +69,12 @@ class ChatCall:
         ]
 
     def events(self, frame: Frame, piece: Piece, usage: Usage | None) -> list[bytes]:
-        deltas = self._deltas(self._turn.parts(piece))
+        parts = self._turn.parts(piece)
+        if self._steady and len(parts) == 1 and piece.finish_reason is None and not piece.logprobs:
+            part = parts[0]
+            if isinstance(part, Words):
+                return [self._words_event(frame, piece.index, part.text)]
+        deltas = self._deltas(parts)
         if piece.logprobs and not deltas:
             deltas = [ChatDelta(content="")]  # the tokens' text comes later, or is a mark
         logprobs = self._logprob_bodies(piece.logprobs)
@@ -81,6 +91,14 @@ class ChatCall:
             )
             events.append(self._chunk(frame, choice, usage))
         return events
+
+    def _words_event(self, frame: Frame, index: int, text: str) -> bytes:
+        template = self._plain.get(index)
+        if template is None:
+            template = self._plain[index] = EventTemplate(
+                lambda text: self._body(frame, ChatChunkChoice(index, ChatDelta(content=text)))
+            )
+        return template.filled(text)
 
     def usage_event(self, frame: Frame, usage: Usage) -> bytes:
         return _encode(ChatChunk(frame.id, frame.created, frame.model, [], usage_body(usage)))
@@ -142,11 +160,11 @@ class ChatCall:
         return deltas
 
     def _chunk(self, frame: Frame, choice: ChatChunkChoice, usage: Usage | None) -> bytes:
-        return _encode(
-            ChatChunk(
-                frame.id, frame.created, frame.model, [choice], usage_field(self._request, usage)
-            )
-        )
+        return _encode(self._body(frame, choice, usage))
+
+    def _body(self, frame: Frame, choice: ChatChunkChoice, usage: Usage | None = None) -> ChatChunk:
+        used = usage_field(self._request, usage)
+        return ChatChunk(frame.id, frame.created, frame.model, [choice], used)
 
     def _logprob_bodies(self, logprobs: Sequence[TokenLogprob]) -> ChatLogprobs | None:
         if not self._request.logprobs:

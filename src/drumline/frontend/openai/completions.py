@@ -16,6 +16,7 @@ from drumline.frontend.openai.calls import (
     prompt_logprobs,
     usage_body,
     usage_field,
+    usage_grows,
 )
 from drumline.frontend.openai.echo import Echo, EchoedPieces
 from drumline.frontend.openai.sampling import (
@@ -35,6 +36,7 @@ from drumline.frontend.service import Service
 from drumline.frontend.text.detokenizer import decode
 from drumline.frontend.text.tokenizer import Tokenizer
 from drumline.frontend.web.incoming import decode_json
+from drumline.frontend.web.template import EventTemplate
 
 DEFAULT_MAX_TOKENS = 16
 """How long an answer is that names no length; OpenAI's own default for this route."""
@@ -53,6 +55,9 @@ class CompletionCall:
         self._offsets: dict[int, int] = {}
         self._choices = 1
         self._echoed: EchoedPieces | None = None
+        self._steady = not usage_grows(self._request)
+        self._plain: dict[int, EventTemplate] = {}
+        """Events of text alone, by the answer's index."""
 
     @property
     def fields(self) -> SamplingFields:
@@ -130,12 +135,26 @@ class CompletionCall:
 
     def events(self, frame: Frame, piece: Piece, usage: Usage | None) -> list[bytes]:
         if self._echoed is None:
+            if self._steady and piece.finish_reason is None and not piece.logprobs:
+                return [self._text_event(frame, piece)] if piece.text else []
             return self._events(frame, None, piece, usage)
         return [
             event
             for echo, each in self._echoed.ready(piece)
             for event in self._events(frame, echo, each, usage)
         ]
+
+    def _text_event(self, frame: Frame, piece: Piece) -> bytes:
+        index = piece.index
+        template = self._plain.get(index)
+        if template is None:
+            usage = usage_field(self._request, None)
+            template = self._plain[index] = EventTemplate(
+                lambda text: CompletionBody(
+                    frame.id, frame.created, frame.model, [CompletionChoice(index, text)], usage
+                )
+            )
+        return template.filled(piece.text)
 
     def _events(
         self, frame: Frame, echo: Echo | None, piece: Piece, usage: Usage | None

@@ -6,18 +6,16 @@ have not all come is held back, so no chunk ends inside one; bytes that can neve
 become a character turn into U+FFFD.
 """
 
-import codecs
-from collections.abc import Iterable
+from collections.abc import Sequence
+from encodings.utf_8 import IncrementalDecoder
 
 from drumline.frontend.text.tokenizer import Tokenizer
-
-_Utf8Decoder = codecs.getincrementaldecoder("utf-8")
 
 
 class Detokenizer:
     """The text of one stream of generated ids."""
 
-    __slots__ = ("_at_start", "_shown", "_skip_special", "_tokenizer", "_utf8")
+    __slots__ = ("_at_start", "_pieces", "_utf8")
 
     def __init__(
         self,
@@ -27,25 +25,20 @@ class Detokenizer:
         shown: frozenset[int] = frozenset(),
     ) -> None:
         """Decode with `tokenizer`; of special tokens that are skipped, keep those `shown`."""
-        self._tokenizer = tokenizer
-        self._skip_special = skip_special
-        self._shown = shown
-        self._utf8 = _Utf8Decoder("replace")
+        self._pieces = tokenizer.spoken(shown) if skip_special else tokenizer.pieces
+        self._utf8 = IncrementalDecoder("replace")
         self._at_start = tokenizer.facts.drops_first_space
 
-    def add(self, token_ids: Iterable[int]) -> str:
+    def add(self, token_ids: Sequence[int]) -> str:
         """Return the text that these ids complete."""
-        tokenizer = self._tokenizer
-        piece = tokenizer.piece
-        if self._skip_special:
-            is_special = tokenizer.is_special
-            shown = self._shown
-            data = b"".join(
-                [piece(id_) for id_ in token_ids if id_ in shown or not is_special(id_)]
-            )
+        pieces = self._pieces
+        if len(token_ids) == 1:
+            data = pieces[token_ids[0]]
         else:
-            data = b"".join(map(piece, token_ids))
-        return self._stripped(self._utf8.decode(data))
+            data = b"".join([pieces[id_] for id_ in token_ids])
+        if self._at_start or self._utf8.buffer or not data.isascii():
+            return self._stripped(self._utf8.decode(data))
+        return data.decode("ascii")  # in the middle of nothing
 
     def finish(self) -> str:
         """Return what was held back; nothing comes after it."""
@@ -58,7 +51,7 @@ class Detokenizer:
         return text
 
 
-def decode(tokenizer: Tokenizer, token_ids: Iterable[int], *, skip_special: bool = True) -> str:
+def decode(tokenizer: Tokenizer, token_ids: Sequence[int], *, skip_special: bool = True) -> str:
     """Return the text of `token_ids`."""
     stream = Detokenizer(tokenizer, skip_special=skip_special)
     return stream.add(token_ids) + stream.finish()

@@ -4,7 +4,7 @@ It wraps a `tokenizers` pipeline that `gguf_tokenizer` or `directory_tokenizer`
 built. It does not know where the pipeline came from, and loads no torch.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import tokenizers
 from msgspec import Struct
@@ -25,6 +25,19 @@ class TextFacts(Struct, frozen=True, kw_only=True):
     chat_template: str | None = None
 
 
+class _Pieces(dict[int, bytes]):
+    """The bytes of ids, made when they are first asked for."""
+
+    __slots__ = ("_made",)
+
+    def __init__(self, made: Callable[[int], bytes]) -> None:
+        self._made = made
+
+    def __missing__(self, token_id: int) -> bytes:
+        found = self[token_id] = self._made(token_id)
+        return found
+
+
 class Tokenizer:
     """Text to ids and ids to bytes.
 
@@ -35,11 +48,12 @@ class Tokenizer:
     __slots__ = (
         "_keeps_text",
         "_longest",
-        "_pieces",
         "_pipeline",
         "_special",
+        "_spoken",
         "_unspelled",
         "facts",
+        "pieces",
         "vocab_size",
     )
 
@@ -56,7 +70,9 @@ class Tokenizer:
         self._unspelled = "".join(
             chr(byte) for byte in range(128) if pipeline.token_to_id(byte_piece(byte)) is None
         )
-        self._pieces: dict[int, bytes] = {}
+        self.pieces: Mapping[int, bytes] = _Pieces(self._piece)
+        """The bytes that ids stand for; none for an id outside the vocabulary."""
+        self._spoken: dict[frozenset[int], Mapping[int, bytes]] = {}
         self._longest = 0
         self.facts = facts
         self.vocab_size: int = max(pipeline.get_vocab_size(), max(added, default=0) + 1)
@@ -95,11 +111,22 @@ class Tokenizer:
         found = (self._pipeline.token_to_id(text) for text in texts)
         return frozenset(id_ for id_ in found if id_ in self._special)
 
+    def spoken(self, shown: frozenset[int]) -> Mapping[int, bytes]:
+        """Return the bytes of ids as text, in which of those that mark structure only `shown` are.
+
+        There are few sets of these, so what is made for each is kept.
+        """
+        found = self._spoken.get(shown)
+        if found is None:
+            silent = self._special - shown
+            found = _Pieces(lambda id_: b"" if id_ in silent else self.pieces[id_])
+            self._spoken[shown] = found
+        return found
+
     def piece(self, token_id: int) -> bytes:
         """Return the bytes the id stands for; none for an id outside the vocabulary."""
-        found = self._pieces.get(token_id)
-        if found is None:
-            text = self._pipeline.id_to_token(token_id)
-            found = b"" if text is None else piece_bytes(text, self.facts.alphabet)
-            self._pieces[token_id] = found
-        return found
+        return self.pieces[token_id]
+
+    def _piece(self, token_id: int) -> bytes:
+        text = self._pipeline.id_to_token(token_id)
+        return b"" if text is None else piece_bytes(text, self.facts.alphabet)

@@ -22,7 +22,7 @@ JSON = b"application/json"
 class Reply:
     """One answer; `started` once its status is on its way and cannot change any more."""
 
-    __slots__ = ("_dialect", "_pinging", "_send", "_wrote_at", "request_id", "started")
+    __slots__ = ("_dialect", "_pinging", "_send", "_time", "_wrote_at", "request_id", "started")
 
     def __init__(self, send: Send, request_id: str, dialect: Dialect = OPENAI) -> None:
         self._dialect = dialect
@@ -30,6 +30,7 @@ class Reply:
         self.request_id = request_id
         self.started = False
         self._wrote_at = 0.0
+        self._time = asyncio.get_running_loop().time
         self._pinging: asyncio.Task[None] | None = None
 
     @classmethod
@@ -73,6 +74,9 @@ class Reply:
 
     async def events(self, data: Iterable[bytes]) -> None:
         """Send events that belong together in one piece."""
+        if isinstance(data, list) and len(data) == 1:
+            await self._write(self._dialect.framed(data[0]))
+            return
         whole = b"".join(map(self._dialect.framed, data))
         if whole:
             await self._write(whole)
@@ -104,14 +108,13 @@ class Reply:
         )
 
     async def _write(self, data: bytes) -> None:
-        self._wrote_at = asyncio.get_running_loop().time()
+        self._wrote_at = self._time()
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
     async def _ping(self, every_s: float) -> None:
-        loop = asyncio.get_running_loop()
-        self._wrote_at = loop.time()
+        self._wrote_at = self._time()
         while True:
-            quiet = loop.time() - self._wrote_at
+            quiet = self._time() - self._wrote_at
             if quiet >= every_s:
                 await self._write(self._dialect.ping)
             else:
