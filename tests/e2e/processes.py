@@ -18,14 +18,19 @@ STOP_S = 60
 class Server:
     """One process tree; what it says on either stream is kept, in order."""
 
-    def __init__(self, *flags: str) -> None:
+    def __init__(
+        self, *flags: str, ready: str = READY, prefix: tuple[str, ...] = (), **env: str
+    ) -> None:
+        """Start it; `ready` is what its line begins with that ends in where it is reached."""
+        port = ("--port", "0") if ready == READY and "--port" not in flags else ()
+        self._said_when_ready = ready
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "drumline", "serve", "--port", "0", *flags],
+            [*prefix, sys.executable, "-m", "drumline", "serve", *port, *flags],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env=environment(),
+            env=environment() | env,
         )
         self.lines: list[str] = []
         self.url = ""
@@ -37,8 +42,8 @@ class Server:
         assert self.process.stdout is not None
         for line in self.process.stdout:
             self.lines.append(line.rstrip("\n"))
-            if line.startswith(READY):
-                self.url = line.removeprefix(READY).strip()
+            if line.startswith(self._said_when_ready):
+                self.url = line.removeprefix(self._said_when_ready).strip()
                 self._ready.set()
         self._ready.set()
 

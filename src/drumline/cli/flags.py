@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from msgspec import Struct
 
+from drumline.cli.headless import check_headless
 from drumline.cli.peers import EQUIVALENTS, IGNORED
 from drumline.core.errors import ConfigError
 from drumline.core.settings import Arity, Place, Setting, built, converted
@@ -155,6 +156,7 @@ def assemble(
     by_place = {flag.place: flag for flag in flags}
     for place, said in arguments.said.items():
         values[place] = converted(by_place[place].name, by_place[place], said)
+    check_headless(flags, values)
     return built(command, values)
 
 

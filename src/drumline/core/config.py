@@ -26,6 +26,7 @@ Seconds = Annotated[float, Meta(ge=0, le=1e9)]
 ModelName = Annotated[str, Meta(min_length=1)]
 Key = Annotated[str, Meta(min_length=1)]
 Gigabytes = Annotated[float, Meta(ge=0, le=1e9)]
+_MOST_ENGINES = 1 << 16  # two bytes name an engine on the wire
 Share = Annotated[float, Meta(gt=0.0, le=1.0)]
 
 
@@ -580,6 +581,38 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return frozenset({"api_key", "admin_api_key"})
 
 
+class FrontendConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Whose frontend the ranks serve, where it does not start with them."""
+
+    headless: Annotated[
+        bool,
+        Meta(
+            description="start ranks only; they dial the handshake of a frontend of somebody "
+            "else's, and end with it"
+        ),
+    ] = False
+    data_parallel_address: Annotated[
+        str, Meta(description="with --headless, the host of the frontend's handshake")
+    ] = "127.0.0.1"
+    data_parallel_rpc_port: Annotated[
+        Annotated[int, Meta(ge=1, le=65535)],
+        Meta(description="with --headless, the port of the frontend's handshake"),
+    ] = 30500
+    zmq_engine_index: Annotated[
+        Port,
+        Meta(
+            description="with --headless, the number under which the first data-parallel rank "
+            "registers; the others count on from it"
+        ),
+    ] = 0
+
+    @property
+    def handshake(self) -> str:
+        """The address that headless ranks dial."""
+        host = self.data_parallel_address
+        return f"tcp://{f'[{host}]' if ':' in host else host}:{self.data_parallel_rpc_port}"
+
+
 class ProcessConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How the engine's processes start, stop and speak."""
 
@@ -615,4 +648,14 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     grammar: GrammarConfig = GrammarConfig()
     chat: ChatConfig = ChatConfig()
     server: ServerConfig = ServerConfig()
+    frontend: FrontendConfig = FrontendConfig()
     process: ProcessConfig = ProcessConfig()
+
+    def __post_init__(self) -> None:
+        first, ranks = self.frontend.zmq_engine_index, self.parallel.data_parallel_size
+        if first + ranks > _MOST_ENGINES:
+            raise ConfigError(
+                "--zmq-engine-index",
+                f"{ranks} data-parallel ranks from {first} on pass the last number, "
+                f"{_MOST_ENGINES - 1}",
+            )

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from drumline.client.engine_client import EngineClient
 from drumline.client.routing import policy_of
 from drumline.core.config import Config, LogLevel
-from drumline.core.errors import DrumlineError, PeerError
+from drumline.core.errors import ConfigError, DrumlineError, PeerError
 from drumline.core.model_files import ModelFiles, find_model
 from drumline.frontend.service import Service
 from drumline.frontend.text.load import load_tokenizer
@@ -39,9 +39,11 @@ class Engine:
 
         Raises ConfigError when there is no such model, or it cannot be served like this.
         """
+        if config.frontend.headless:
+            raise ConfigError("--headless", "starts ranks only, and no program that asks them")
         self.files: ModelFiles = find_model(config.model.model)
         check(config, self.files)
-        self.config: Config = _settled(config, self.files, quiet=quiet)
+        self.config: Config = settled(config, self.files, quiet=quiet)
         parallel = self.config.parallel
         self.client = EngineClient(
             parallel.data_parallel_size,
@@ -103,7 +105,7 @@ class Engine:
         await self.client.close()
 
 
-def _settled(config: Config, files: ModelFiles, *, quiet: bool) -> Config:
+def settled(config: Config, files: ModelFiles, *, quiet: bool) -> Config:
     """Return `config` with the model as a path, a served name and a log level."""
     names = config.model.served_model_name or (files.name,)
     level = config.process.log_level or (LogLevel.WARNING if quiet else LogLevel.INFO)

@@ -47,6 +47,8 @@ RANK_COMMAND = (sys.executable, "-m", "drumline.rank")
 
 _READ_BYTES = 65536
 _REAP_S = 1.0
+_TOGETHER_S = 10.0
+"""How far apart the ends of ranks may be that stop after the same round."""
 _POLL_S = 0.02
 
 OnStep = Callable[[int, str], None]
@@ -167,7 +169,7 @@ class Ranks:
             # Without what the server keeps: ranks have no business with its keys.
             config=replace(config, server=ServerConfig()),
             handshake=handshake,
-            engine_index=layout.data_index(index),
+            engine_index=config.frontend.zmq_engine_index + layout.data_index(index),
             rank=index,
             meeting=meeting,
             report_fd=write_fd,
@@ -244,12 +246,32 @@ class Ranks:
 
     async def lost(self) -> DrumlineError:
         """Wait until any rank ends by itself; return the error that says how."""
+        return await self._ended(await self._one_closed())
+
+    async def _one_closed(self) -> _Rank:
         while True:
             for rank in self._ranks:
                 if rank.closed:
-                    return await self._ended(rank)
+                    return rank
             self._changed.clear()
             await self._changed.wait()
+
+    async def over(self) -> DrumlineError | None:
+        """Wait until the ranks end by themselves, all of them; return what made them, if anything.
+
+        Ranks stop after the same round, whoever told one of them to; one that is still there
+        long after another is left to the caller, who stops all.
+        """
+        await self._one_closed()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_TOGETHER_S):
+                while not all(rank.closed for rank in self._ranks):
+                    self._changed.clear()
+                    await self._changed.wait()
+        closed = [rank for rank in self._ranks if rank.closed]
+        await _exited(closed, _REAP_S)
+        broken = [rank for rank in closed if rank.process.poll() != 0]
+        return min(broken, key=_distance).epitaph() if broken else None
 
     async def _ended(self, rank: _Rank) -> DrumlineError:
         """Return why a rank ended, or why the one did that it could not go on without.

@@ -8,8 +8,6 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import Callable
-from typing import Any
 
 import setproctitle
 import uvloop
@@ -20,18 +18,10 @@ from drumline.core.log import configure
 from drumline.frontend import serve as http
 from drumline.frontend.service import Service
 from drumline.launcher.engine import Engine
-from drumline.launcher.ranks import OnStep
-from drumline.launcher.signals import Signals
+from drumline.launcher.signals import Signals, first_of, stop_ranks
+from drumline.launcher.telling import Say, steps_told
 
 _log = logging.getLogger(__name__)
-
-_SIGNALLED = 128
-_AT_ONCE_S = 0.5
-"""What ranks get to end by themselves when their start is broken off."""
-_FAILED_S = 5.0
-"""What they get when the engine failed, to say what each of them saw."""
-
-Say = Callable[[str], None]
 
 
 def serve(config: Config, say: Say) -> int:
@@ -60,50 +50,19 @@ async def _serve(config: Config, say: Say) -> int:
                 served = True
                 await _until_signalled(engine, service, listener, signals, say)
         finally:
-            await _stopped(engine, signals, served=served)
-    if signals.second.done():
-        return _SIGNALLED + signals.second.result()
-    # Whoever broke the start off must not take it for a server that ran and ended well.
-    return 0 if served else _SIGNALLED + signals.first.result()
-
-
-def steps_told(say: Say, ranks: int) -> OnStep:
-    """Return what says each step of the start-up once, whichever rank is the first at it."""
-    said = set()
-    who = "rank 0" if ranks == 1 else f"{ranks} ranks"
-
-    def at(_: int, step: str) -> None:
-        if step not in said:
-            said.add(step)
-            say(f"{who}: {step}")
-
-    return at
+            await stop_ranks(engine.stop, engine.ranks.kill, signals, served=served)
+    return signals.status(served=served)
 
 
 async def _started(engine: Engine, signals: Signals) -> Service | None:
     """Bring the engine up; None when a signal came first. Raises when the engine fails."""
     starting = asyncio.create_task(engine.service())
-    await _first_of(starting, signals.first)
+    await first_of(starting, signals.first)
     if starting.done():
         return starting.result()
     starting.cancel()
     await asyncio.wait((starting,))
     return None
-
-
-async def _stopped(engine: Engine, signals: Signals, *, served: bool) -> None:
-    """Stop the engine, at once where a second signal came or a first broke the start off."""
-    if signals.second.done():
-        grace_s: float | None = 0.0
-    elif signals.first.done():
-        grace_s = None if served else _AT_ONCE_S
-    else:
-        grace_s = _FAILED_S
-    stopping = asyncio.create_task(engine.stop(grace_s))
-    await _first_of(stopping, signals.second)
-    if not stopping.done():
-        engine.ranks.kill()
-    await stopping
 
 
 async def _until_signalled(
@@ -121,10 +80,10 @@ async def _until_signalled(
         )
     )
     lost = asyncio.create_task(engine.lost())
-    await _first_of(serving, lost, signals.first)
+    await first_of(serving, lost, signals.first)
     stop.set()
     # A dead engine ends the requests' streams, so draining then takes no time.
-    await _first_of(serving, signals.second)
+    await first_of(serving, signals.second)
     if not serving.done():
         serving.cancel()
         await asyncio.wait((serving,))
@@ -136,7 +95,3 @@ async def _until_signalled(
         raise lost.result()
     if not signals.first.done():
         raise PeerError("the HTTP server ended by itself; its log is above")
-
-
-async def _first_of(*waits: asyncio.Future[Any]) -> None:
-    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)

@@ -71,7 +71,12 @@ def _serve(
         reports.begin("meeting the frontend")
         transport = Transport(
             settings.handshake,
-            registration_of(specs, config, scheduler.max_request_tokens, settings.engine_index),
+            registration_of(
+                specs,
+                config,
+                scheduler.max_request_tokens,
+                company.layout.data_index(company.rank),
+            ),
             engine_index=settings.engine_index,
         )
     grammars = _grammars(config, specs)

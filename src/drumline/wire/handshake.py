@@ -8,7 +8,7 @@ dials those, and registers: what it serves, and the order of its positional fiel
 from collections.abc import Callable
 from typing import Any, Literal
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from drumline.wire.codec import Buffer, MalformedFrameError, converted, decode_any, decoder
 from drumline.wire.output import BatchTokenIDOutSlim, ControlReplySlim
@@ -32,12 +32,13 @@ def engine_of(identity: Buffer) -> int:
 
 
 class Greeting(Struct, kw_only=True):
-    """HELLO and READY, by `status`. `engine_count` is the size of the engine's group."""
+    """HELLO and READY, by `status`. `engine_count` is the size of the engine's group, if said."""
 
     status: Literal["HELLO", "READY"]
     local: bool = True
     headless: bool = True
     parallel_config_hash: str | None = None
+    engine_count: int | UnsetType = UNSET
 
 
 class Addresses(Struct, kw_only=True):

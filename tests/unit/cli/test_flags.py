@@ -113,6 +113,12 @@ def test_a_flag_sets_its_field(argv, field, value):
         (["--dtype", "int8"], "--dtype: 'int8' is none of auto, bfloat16, float16, float32"),
         (["--overlap-schedule=maybe"], "--overlap-schedule: 'maybe' will not do"),
         (["--disable-mixed-batch=1"], "--disable-mixed-batch: it takes no value"),
+        (["--zmq-engine-index", "3"], "--zmq-engine-index: has no effect without --headless"),
+        (["--data-parallel-rpc-port", "0"], "--data-parallel-rpc-port: '0' will not do"),
+        (
+            ["--headless", "--zmq-engine-index", "65535", "--dp", "2"],
+            "--zmq-engine-index: 2 data-parallel ranks from 65535 on pass the last number, 65535",
+        ),
     ],
 )
 def test_a_wrong_flag_is_named_with_what_would_be_right(argv, told):
@@ -139,6 +145,36 @@ def test_a_wrong_flag_is_named_with_what_would_be_right(argv, told):
 )
 def test_a_flag_of_another_engine_names_ours(flag, told):
     assert told in refusal(flag, "1")
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        ("--port", "8000"),
+        ("--host", "127.0.0.1"),
+        ("--api-key", "x"),
+        ("--admin-api-key", "x"),
+        ("--ssl-certfile", "x"),
+        ("--chat-template", "x"),
+        ("--tool-call-parser", "none"),
+        ("--drain-timeout", "1"),
+        ("--load-balance-method", "round_robin"),
+    ],
+)
+def test_what_only_a_server_of_ours_would_do_is_refused_of_headless_ranks(said):
+    told = refusal("--headless", *said)
+    assert told.startswith(f"{said[0]}: has no effect with --headless")
+    assert parse("--headless", "--no-headless", *said)
+
+
+def test_a_server_setting_from_a_variable_is_refused_of_headless_ranks_too():
+    assert "--api-key: has no effect" in refusal("--headless", env={"DRUMLINE_API_KEY": "x"})
+
+
+def test_headless_ranks_dial_where_the_original_would():
+    assert parse("--headless").frontend.handshake == "tcp://127.0.0.1:30500"
+    said = ("--data-parallel-address", "fd00::1", "--data-parallel-rpc-port", "7")
+    assert parse("--headless", *said).frontend.handshake == "tcp://[fd00::1]:7"
 
 
 def test_what_is_said_of_other_engines_names_real_flags_and_shadows_none():

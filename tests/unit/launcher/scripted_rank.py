@@ -3,7 +3,8 @@
 Each argument is a step: `step:NAME`, `ready`, `fail:CODE:SETTING:REASON`, `exit:CODE`,
 `kill`, `silent` (close the pipe), `deaf` (ignore SIGTERM), `sleep:S`, `serve`,
 and `step-if:RANK`, `ready-if:RANK`, `serve-if:RANK`, `kill-if:RANK`, `peer-gone` (fail
-because another rank ended), and `meeting` (report later where the ranks meet).
+because another rank ended; `peer-gone-if:RANK` exits then, too), and
+`meeting` (report later where the ranks meet).
 """
 
 import os
@@ -46,6 +47,9 @@ for word in sys.argv[1:]:
             os.kill(os.getpid(), signal.SIGKILL)
         case "peer-gone":
             report(Failed("serving", "PeerError: rank 1 ended", 1, of_peer=True))
+        case "peer-gone-if" if settings.rank == int(rest):
+            report(Failed("serving", "PeerError: rank 1 ended", 1, of_peer=True))
+            os._exit(1)
         case "ready-if" if settings.rank == int(rest):
             report(Ready(""))
         case "serve-if" if settings.rank == int(rest):

@@ -133,6 +133,34 @@ def test_the_rank_whose_end_is_the_cause_is_named_and_not_one_that_missed_it():
     asyncio.run(run())
 
 
+@pytest.mark.parametrize(
+    ("script", "told"),
+    [
+        (("ready", "sleep:0.5", "exit:0"), None),
+        (
+            ("ready", "sleep:0.5", "serve-if:0", "exit:3"),
+            "rank 1 ended with status 3 while serving",
+        ),
+        (("ready", "sleep:0.5", "peer-gone-if:0", "sleep:0.3", "exit:0"), "rank 0 failed"),
+    ],
+)
+def test_ranks_that_end_by_themselves_end_well_unless_one_of_them_did_not(
+    script, told, monkeypatch
+):
+    monkeypatch.setattr("drumline.launcher.ranks._TOGETHER_S", 1.0)
+
+    async def run():
+        ranks = scripted(*script)
+        await started(ranks, count=2)
+        error = await asyncio.wait_for(ranks.over(), 5)
+        await ranks.stop(1)
+        return error
+
+    error = asyncio.run(run())
+    assert (error is None) == (told is None)
+    assert (told or "") in str(error)
+
+
 def test_ranks_meet_at_one_address_that_only_the_first_holds():
     async def run():
         ranks = scripted("meeting", "ready", "serve")

@@ -1,6 +1,6 @@
 """What the operator is told while a server starts."""
 
-from drumline.launcher.serve import steps_told
+from drumline.launcher.telling import steps_told
 
 
 def told(ranks: int, *reports: tuple[int, str]) -> list[str]:

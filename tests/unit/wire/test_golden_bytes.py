@@ -125,6 +125,12 @@ GOLDEN = [
         "b4706172616c6c656c5f636f6e6669675f68617368c0",
         Greeting(status="HELLO"),
     ),
+    (
+        "hello of a group",
+        "85a6737461747573a548454c4c4fa56c6f63616cc3a8686561646c657373c3"
+        "b4706172616c6c656c5f636f6e6669675f68617368c0ac656e67696e655f636f756e7402",
+        Greeting(status="HELLO", engine_count=2),
+    ),
 ]
 
 

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Sequence
 
 import zmq
+from msgspec import UNSET
 from zmq.utils.monitor import recv_monitor_message
 
 from drumline.contract.messages import AbortAsked, CallAsked, CallReply, Message
@@ -225,7 +226,10 @@ class Transport:
         """
         socket = self._dialed(context, sockets, zmq.DEALER)
         socket.connect(self._handshake)
-        socket.send(encode(Greeting(status="HELLO")))
+        size = self._registration.data_parallel_size
+        # Of a lone engine nobody needs to know; a group is complete once so many have come.
+        count = size if size > 1 else UNSET
+        socket.send(encode(Greeting(status="HELLO", engine_count=count)))
         poller = zmq.Poller()
         poller.register(socket, zmq.POLLIN)
         poller.register(self._wake_fd, zmq.POLLIN)
