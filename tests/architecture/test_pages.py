@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 
 from drumline.cli.flags import CONFIG_FLAG, read_arguments
-from drumline.cli.verbs import Chat, Generate, Serve
+from drumline.cli.verbs import Chat, Generate, Profile, Serve
 from drumline.core.settings import settings_of
 
 ROOT = Path(__file__).parents[2]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
-VERBS = {"serve": Serve, "generate": Generate, "chat": Chat}
+VERBS = {"serve": Serve, "generate": Generate, "chat": Chat, "profile": Profile}
 FLAGS = {
     name
-    for verb in (Serve, Generate, Chat)
+    for verb in VERBS.values()
     for flag in settings_of(verb)
     for name in (*flag.names, *flag.off)
 } | {CONFIG_FLAG, "--help"}

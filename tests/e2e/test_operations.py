@@ -1,6 +1,8 @@
 """What operators do to a running server: pause it, put it to sleep, wake it."""
 
 import concurrent.futures
+import gzip
+import json
 import os
 import re
 import sys
@@ -8,7 +10,7 @@ import time
 
 import pytest
 from tests.e2e.conftest import MODEL
-from tests.e2e.processes import eventually
+from tests.e2e.processes import eventually, run
 
 from drumline.core.model_files import find_model
 
@@ -128,6 +130,38 @@ def test_weights_from_disk_take_the_place_of_those_that_serve(http, tiny_model):
     assert http.get("/is_paused").json() == {"is_paused": False}
     assert http.get("/get_weight_version").json() == {"weight_version": "step-1"}
     assert complete(http, prompt) == text
+
+
+def test_a_profile_has_the_forwards_in_the_order_in_which_they_were_dispatched(http, tmp_path):
+    prompt = "Nobody plays the drums like"
+    text = complete(http, prompt)
+    started = http.post("/start_profile", json={"num_steps": 4, "output_dir": str(tmp_path)})
+    assert (started.status_code, started.json()["success"]) == (200, True)
+    again = http.post("/start_profile").json()["message"]
+    assert again == "a profile is already in progress; call stop_profile first"
+    assert complete(http, prompt) == text
+    stopped = http.post("/stop_profile", timeout=120)
+    assert (stopped.status_code, stopped.json()["success"]) == (200, True)
+    assert "4 forwards" in stopped.json()["message"]
+    refused = http.post("/stop_profile")
+    assert refused.status_code == 400
+    assert "no profile is in progress" in refused.json()["message"]
+    merged = tmp_path / "merged.json.gz"
+    done = run("profile", "merge", str(tmp_path), "--output", str(merged))
+    assert done.status == 0, done
+    assert re.search(r"^ *TP0 +4 ", done.out, re.MULTILINE), done.out
+    events = json.loads(gzip.decompress(merged.read_bytes()))["traceEvents"]
+    dispatched = {e["args"]["round"]: e for e in events
+                  if e["name"] == "dispatch" and "rows" in e["args"]}  # fmt: skip
+    forwards = {int(e["name"].split(":")[0].split()[1]): e for e in events
+                if e["name"].startswith("forward ")}  # fmt: skip
+    assert len(forwards) == 4
+    for round_, forward in forwards.items():
+        assert dispatched[round_]["ts"] <= forward["ts"]
+    assert len([e for e in events if e.get("cat") == "ac2g"]) == 8
+    outside = http.post("/start_profile", json={"output_dir": "/etc"})
+    assert outside.status_code == 400
+    assert "output_dir '/etc' is outside of" in outside.json()["message"]
 
 
 def test_a_server_asleep_uses_next_to_nothing(server, http):

@@ -6,6 +6,8 @@ import random
 import pytest
 from tests.e2e.engines import gathered, running
 
+from drumline.bench.traces import files_of, merge
+
 LAYOUTS = [(2, 1), (1, 2), (2, 2)]
 NEAR_TIE = 1e-3
 
@@ -54,7 +56,9 @@ def test_several_ranks_give_the_greedy_tokens_of_one(
 
 
 @pytest.mark.parametrize(("tensor", "data"), [(2, 2)])
-def test_all_ranks_give_memory_back_and_load_other_weights_together(tiny_model, tensor, data):
+def test_all_ranks_give_memory_back_load_other_weights_and_record_what_they_do_together(
+    tiny_model, tensor, data, tmp_path
+):
     async def asked():
         async with running(tiny_model, tensor, data) as engine:
 
@@ -75,5 +79,17 @@ def test_all_ranks_give_memory_back_and_load_other_weights_together(tiny_model, 
                 await engine.tokens(f"b{rank}", [5, 6, 7], 6, rank=rank) for rank in range(data)
             ]
             assert after == before
+            how = {"profile_id": "p", "output_dir": str(tmp_path), "with_stack": False}
+            await done("start_profile", how)
+            asking = [engine.tokens(f"c{rank}", [5, 6, 7], 6, rank=rank) for rank in range(data)]
+            assert await asyncio.gather(*asking) == before
+            await done("stop_profile")
 
     asyncio.run(asked())
+    told = merge(files_of([str(tmp_path)]), tmp_path / "merged")
+    assert [one.rank for one in told] == [
+        f"DP{replica}-TP{place}" for replica in range(data) for place in range(tensor)
+    ]
+    for one in told:
+        assert one.forwards >= 6
+        assert one.host_us > 0

@@ -1,4 +1,4 @@
-"""Load generation and its tables.
+"""Measuring: what profiles of several ranks say together.
 
 It knows no engine internals.
 """

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from msgspec import Struct
 
 from drumline.cli.flags import assemble, read_arguments, variable_of
-from drumline.cli.verbs import Chat, Generate, Serve
+from drumline.cli.verbs import Chat, Generate, Profile, Serve
 from drumline.contract.startup import EXIT_FAILED, EXIT_OPERATOR
 from drumline.core.errors import ConfigError, DrumlineError
 from drumline.core.settings import settings_of
@@ -22,6 +22,7 @@ _VERBS: dict[str, tuple[type[Struct], str]] = {
     "serve": (Serve, "[MODEL]"),
     "generate": (Generate, "PROMPT|-"),
     "chat": (Chat, "[MODEL]"),
+    "profile": (Profile, "merge FILE|DIRECTORY…"),
 }
 _PLAIN = {
     "env": "print what a bug report needs to know of this machine",
@@ -94,7 +95,7 @@ def _run(words: list[str]) -> int:
     for note in arguments.notes:
         print(f"drumline: note: {note}", file=sys.stderr)
     prompts = arguments.positionals
-    if command is not Generate:
+    if command not in (Generate, Profile):
         model = _model_named(prompts)
         if model is not None:
             place = next(flag.place for flag in flags if flag.field == "model")
@@ -124,6 +125,10 @@ def _verb(choices: Struct, prompts: list[str]) -> Callable[[], int]:
             from drumline.cli.generate import generate  # noqa: PLC0415
 
             return lambda: generate(choices, prompts)
+        case Profile():
+            from drumline.cli.profile import profile  # noqa: PLC0415
+
+            return lambda: profile(choices, prompts)
         case Chat():
             from drumline.cli.chat import chat  # noqa: PLC0415
 

@@ -16,6 +16,7 @@ from drumline.contract.grammar import Attachment, GrammarKey, GrammarState
 from drumline.contract.messages import CallReply, Message
 from drumline.contract.outputs import Load, OutputColumns
 from drumline.contract.plan import Plan
+from drumline.contract.profile import Recording, Span, Stage
 from drumline.contract.regions import Region
 from drumline.contract.request import Admission
 from drumline.contract.result import ForwardResult
@@ -187,6 +188,16 @@ class DataPlane(Protocol):
 
     def restore_memory(self, regions: Sequence[Region]) -> None:
         """Take regions back: weights as they were, the KV cache blank."""
+
+    def open_profile(self, recording: Recording) -> str | None:
+        """Make sure that this can be recorded and written, and record nothing; returns why not."""
+
+    def start_profile(self, stage: Stage | None) -> None:
+        """Record what is queued from now on, to the file of a stage where there are several."""
+
+    def stop_profile(self, spans: tuple[Span, ...]) -> str | None:
+        """Record no more once all that is queued has run, and write that with the control
+        thread's `spans`; returns why it could not be written."""
 
     def open_weights(self, source: DiskWeights) -> str | None:
         """Make sure that other weights can be loaded, and change nothing; returns why not."""

@@ -13,9 +13,10 @@ import msgspec
 from msgspec import Meta, Struct
 
 from drumline.contract.messages import CallAsked, CallReply
+from drumline.contract.profile import ProfileAsked
 from drumline.contract.regions import Region
 from drumline.contract.weights import DiskWeights
-from drumline.control.operations import Gated, WeightsAsked
+from drumline.control.operations import Gated, ProfileStart, ProfileStop, WeightsAsked
 from drumline.control.standing import (
     Drained,
     Draining,
@@ -68,6 +69,8 @@ class Controls:
             "release_memory_occupation": self._release_memory,
             "resume_memory_occupation": self._resume_memory,
             "resume_scheduler": self._resume_scheduler,
+            "start_profile": self._start_profile,
+            "stop_profile": self._stop_profile,
             "update_weight_from_disk": self._update_weights,
         }
 
@@ -136,7 +139,7 @@ class Controls:
     def ran(self, success: bool, message: str = "") -> None:
         """Answer that operation, which ran."""
         operation = self._gated.popleft()
-        if success and operation.version is not None:
+        if success and isinstance(operation, WeightsAsked) and operation.version is not None:
             self._weight_version = operation.version
         self._replies.append(CallReply(operation.call, success, message))
 
@@ -211,6 +214,21 @@ class Controls:
         self._gated.append(
             WeightsAsked(call.call_id, source, asked.flush_cache, asked.weight_version)
         )
+        return ()
+
+    def _start_profile(self, call: CallAsked) -> _Effects:
+        given = call.args[0] if call.args else None
+        try:
+            asked = msgspec.convert({} if given is None else given, ProfileAsked)
+        except msgspec.ValidationError as error:
+            return self._reply(
+                call, False, f"{error}; it takes {', '.join(ProfileAsked.__struct_fields__)}"
+            )
+        self._gated.append(ProfileStart(call.call_id, asked))
+        return ()
+
+    def _stop_profile(self, call: CallAsked) -> _Effects:
+        self._gated.append(ProfileStop(call.call_id))
         return ()
 
     def _release_memory(self, call: CallAsked) -> _Effects:

@@ -12,7 +12,7 @@ the same path.
 import logging
 from collections import deque
 from collections.abc import Iterable
-from typing import Protocol
+from typing import Any, Protocol, assert_never
 
 import msgspec
 from msgspec import Struct
@@ -45,8 +45,9 @@ from drumline.control.grammars import Grammars
 from drumline.control.history import HistoryRows
 from drumline.control.ingress import Ingress, Limits
 from drumline.control.load_report import LoadReport
-from drumline.control.operations import WeightsAsked
+from drumline.control.operations import Gated, ProfileStart, ProfileStop, WeightsAsked
 from drumline.control.output import Outputs
+from drumline.control.profiles import Place, Profiles
 from drumline.control.records import Records, RoundRecord
 from drumline.control.relay import Relay
 from drumline.control.request_stats import log_ended
@@ -120,6 +121,7 @@ class EventLoop:
         specs: DeviceSpecs,
         in_flight_depth: int,
         grammars: GrammarCompiler | None = None,
+        profiles: Place | None = None,
     ) -> None:
         """Wire a loop up. `frontend` is the replica's first member's alone."""
         self._scheduler = scheduler
@@ -142,6 +144,7 @@ class EventLoop:
             else None
         )
         self._load_report = LoadReport()
+        self._profiles = Profiles(data_plane, profiles or Place(), clock)
         self._batch_log = BatchLog(ranks.world.index)
         self._in_flight: deque[_Forward] = deque()
         self.records = Records()
@@ -169,16 +172,20 @@ class EventLoop:
 
     def round(self, stop_requested: bool) -> bool:
         """Run one round; returns whether the ranks agreed to stop after it."""
+        trace = self._profiles.trace
         received = self._receive()
         stop_requested = stop_requested or self._frontend_gone()
         head_us = self._clock.now_us()
+        trace.begin(head_us)
         relayed = self._relay.exchange(received, stop_requested, head_us)
         self._now_us = relayed.now_us
         self._ahead_us = relayed.now_us - head_us
+        trace.did("relay")
         self._admit(relayed.messages)
         self._admit_grammars()
         # Memory that is released on any replica leaves no forward a place to run in.
         gate = self._gate()
+        trace.did("admit")
         frozen = gate.released or self._controls.frozen
 
         # Head: what this round's plan must know already. Whether forwards are allowed, and
@@ -196,20 +203,25 @@ class EventLoop:
             # No forward will push the queue on.
             self._commit_down_to(0)
         plan = self._scheduler.plan()
+        trace.did("plan")
         self._relay.add_plan(plan)
         if plan.cache_ops:
             self._cache_ops.dispatched(plan.cache_ops)
         self._start(plan)
         dp, stop = self._agree_batches(plan.batch, relayed.stop)
+        trace.did("agree")
         if dp is not None and dp.idle:
             self._commit_down_to(0)
         # A commit may end requests that the batch still names, so the batch's inputs are
         # gathered before any. A batch whose inputs a pending commit still changes commits
         # the queue here, after the gathering of all others: there is none yet.
         ticket = self._dispatch(plan, self._gather(plan, dp), frozen)
+        trace.did("dispatch", self._described(plan) if trace.on else None)
+        self._profiles.after_dispatch()
         # Without a new forward nothing would push the queue on, so all of it commits.
         self._commit_down_to(self._depth if ticket is not None else 0)
 
+        trace.did("commit")
         # Tail: what was committed and aborted reaches the scheduler before it plans again.
         outcome = self._outputs.take()
         if outcome.events:
@@ -225,6 +237,7 @@ class EventLoop:
         if outcome.ended and self._relay.owner:
             log_ended(outcome.ended)
         self._record(len(relayed.messages), plan)
+        trace.did("tail")
         return stop
 
     def story(self) -> str:
@@ -390,10 +403,28 @@ class EventLoop:
                 self._scheduler.clear()
             self._controls.flushed(cleared)
         if gate.operation is not None and (asked := self._controls.gated) is not None:
-            fault = self._load_weights(asked)
-            loaded = f"weights loaded from {asked.source.path}"
-            self._controls.ran(fault is None, loaded if fault is None else fault)
+            self._controls.ran(*self._run_gated(asked))
         return gate
+
+    def _run_gated(self, asked: Gated) -> tuple[bool, str]:
+        """Run what all ranks let pass; returns whether it succeeded, and what is said of it.
+
+        Collective: on every rank.
+        """
+        match asked:
+            case WeightsAsked():
+                fault = self._load_weights(asked)
+                return fault is None, fault or f"weights loaded from {asked.source.path}"
+            case ProfileStart():
+                fault = self._profiles.open(asked.asked, self._now_us)
+                agreed = self._converge(fault is None)
+                begun = self._profiles.settle(agreed)
+                return agreed, begun or fault or "another rank cannot record this; its log says why"
+            case ProfileStop():
+                fault, recorded = self._profiles.stop()
+                agreed = self._converge(fault is None)
+                return agreed, fault or recorded
+        assert_never(asked)
 
     def _load_weights(self, load: WeightsAsked) -> str | None:
         """Load the weights that every replica was asked to; returns why that failed.
@@ -502,10 +533,25 @@ class EventLoop:
             return None
         if not plan.needs_device and idle is None:
             return None
+        if plan.batch is not None:
+            self._profiles.before_forward(plan.batch)
         ticket = self._data_plane.execute(plan, dispatch)
         if ticket is not None and plan.batch is not None:
             self._in_flight.append(_Forward(plan.batch, ticket))
         return ticket
+
+    def _described(self, plan: Plan) -> dict[str, Any]:
+        """Return what a profile tells of a plan."""
+        batch = plan.batch
+        if batch is None:
+            return {"round": plan.round}
+        return {
+            "round": plan.round,
+            "rows": batch.size,
+            "tokens": batch.tokens,
+            "prompts": batch.extends,
+            "requests": self._outputs.rids(batch.rows),
+        }
 
     def _commit_down_to(self, depth: int) -> None:
         """Commit the oldest forwards until at most `depth` are in flight."""

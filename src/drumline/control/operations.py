@@ -7,6 +7,7 @@ from enum import IntEnum
 
 from msgspec import Struct
 
+from drumline.contract.profile import ProfileAsked
 from drumline.contract.weights import DiskWeights
 
 
@@ -20,6 +21,8 @@ class Operation(IntEnum):
     REBALANCE_EXPERTS = 5
     UPDATE_WEIGHTS_FROM_DISK = 6
     UPDATE_WEIGHTS_FROM_TENSOR = 7
+    START_PROFILE = 8
+    STOP_PROFILE = 9
 
 
 class WeightsAsked(Struct, frozen=True):
@@ -35,4 +38,21 @@ class WeightsAsked(Struct, frozen=True):
     kind = Operation.UPDATE_WEIGHTS_FROM_DISK
 
 
-Gated = WeightsAsked
+class ProfileStart(Struct, frozen=True):
+    """The begin of a profile."""
+
+    call: int
+    asked: ProfileAsked
+
+    kind = Operation.START_PROFILE
+
+
+class ProfileStop(Struct, frozen=True):
+    """Its end."""
+
+    call: int
+
+    kind = Operation.STOP_PROFILE
+
+
+Gated = WeightsAsked | ProfileStart | ProfileStop

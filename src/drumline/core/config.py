@@ -636,6 +636,14 @@ class ProcessConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         LogLevel | None,
         Meta(description="how much is logged; info for a server, else warning"),
     ] = None
+    profile_dir: Annotated[
+        str | None,
+        Meta(
+            description="directory inside of which profiles are written; that for temporary files "
+            "by default",
+            extra=_flags("--profiler-dir"),
+        ),
+    ] = None
 
 
 class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

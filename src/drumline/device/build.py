@@ -33,6 +33,7 @@ from drumline.device.models.decoder import weight_count
 from drumline.device.models.shard import most_kv_heads, shard_of
 from drumline.device.page import BLOCK_TOKENS, check_granularity
 from drumline.device.parallel import Alone, TensorGroup
+from drumline.device.profiler import Profiler
 from drumline.device.sampling.processors import load_processors
 from drumline.device.sampling.sampler import Sampler
 from drumline.device.weight_loader import WeightLoader
@@ -170,7 +171,9 @@ def _build(config: Config, group: TensorGroup) -> DeviceBuild:
         max_retracted_requests=budget.host.max_retracted,
         history=need,
     )
-    handle = DeviceHandle(executor, pool, table, sampler, cache, loader, loaded.store)
+    handle = DeviceHandle(
+        executor, pool, table, sampler, cache, loader, loaded.store, Profiler(device, clock)
+    )
     return DeviceBuild(specs, handle, StartUp(load_ms, budget.pool_bytes))
 
 

@@ -11,6 +11,7 @@ from drumline.contract.cache import CacheAck, WriteBack
 from drumline.contract.grammar import Attachment
 from drumline.contract.plan import Plan
 from drumline.contract.ports import Dispatch, DpRound
+from drumline.contract.profile import Recording, Span, Stage
 from drumline.contract.regions import Region
 from drumline.contract.request import Admission
 from drumline.contract.result import ForwardResult
@@ -83,6 +84,18 @@ class QueuedDataPlane:
     def restore_memory(self, regions: Sequence[Region]) -> None:
         """Take regions back, and wait."""
         self._thread.submit(partial(self._handle.restore_memory, tuple(regions))).wait()
+
+    def open_profile(self, recording: Recording) -> str | None:
+        """Make sure that this can be recorded and written, and wait; returns why it cannot."""
+        return self._thread.call(partial(self._handle.open_profile, recording))
+
+    def start_profile(self, stage: Stage | None) -> None:
+        """Queue: record what follows."""
+        self._thread.submit(partial(self._handle.start_profile, stage))
+
+    def stop_profile(self, spans: tuple[Span, ...]) -> str | None:
+        """Record no more, write the file, and wait; returns why it could not be written."""
+        return self._thread.call(partial(self._handle.stop_profile, spans))
 
     def open_weights(self, source: DiskWeights) -> str | None:
         """Make sure that other weights can be loaded, and wait; returns why they cannot."""

@@ -14,6 +14,7 @@ from drumline.contract.cache import CacheAck, CacheOp
 from drumline.contract.grammar import Attachment
 from drumline.contract.plan import Plan
 from drumline.contract.ports import Dispatch, DpRound
+from drumline.contract.profile import Recording, Span, Stage
 from drumline.contract.regions import Region
 from drumline.contract.request import Admission
 from drumline.contract.result import ForwardResult
@@ -23,6 +24,7 @@ from drumline.device.executor import Executor
 from drumline.device.host_cache import HostCache
 from drumline.device.kv import BlockTable, KvPool
 from drumline.device.models.checkpoint import Checkpoint
+from drumline.device.profiler import Profiler
 from drumline.device.sampling.sampler import Sampler
 from drumline.device.weight_loader import Loaded, WeightLoader
 from drumline.device.weights.store import WeightStore
@@ -41,6 +43,7 @@ class DeviceHandle:
         "_loader",
         "_opened",
         "_pool",
+        "_profiler",
         "_sampler",
         "_table",
         "_weights",
@@ -55,10 +58,12 @@ class DeviceHandle:
         cache: HostCache,
         loader: WeightLoader,
         weights: WeightStore,
+        profiler: Profiler,
     ) -> None:
         self._cache = cache
         self._executor = executor
         self._pool = pool
+        self._profiler = profiler
         self._table = table
         self._loader = loader
         self._weights = weights
@@ -122,9 +127,10 @@ class DeviceHandle:
             if dispatch.dp is not None and dispatch.dp.idle:
                 self.idle_forward(dispatch.dp)
             return None
-        return self._executor.run(
-            plan.batch, self._table, dispatch.logprobs, dispatch.history, fence
-        )
+        with self._profiler.forward(plan):
+            return self._executor.run(
+                plan.batch, self._table, dispatch.logprobs, dispatch.history, fence
+            )
 
     @torch.inference_mode()
     def idle_forward(self, dp: DpRound) -> None:
@@ -150,6 +156,18 @@ class DeviceHandle:
         """Take regions back: weights as they were, the KV cache blank."""
         if Region.WEIGHTS in regions:
             self._weights.restore()
+
+    def open_profile(self, recording: Recording) -> str | None:
+        """Make sure that this can be recorded and written; returns why it cannot."""
+        return self._profiler.open(recording)
+
+    def start_profile(self, stage: Stage | None) -> None:
+        """Record what this thread does from now on."""
+        self._profiler.start(stage)
+
+    def stop_profile(self, spans: tuple[Span, ...]) -> str | None:
+        """Record no more, and write the file; returns why it could not be written."""
+        return self._profiler.stop(spans)
 
     def open_weights(self, source: DiskWeights) -> str | None:
         """Make sure that other weights can be loaded, and load none; returns why they cannot."""

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Struct
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from drumline.contract.profile import ProfileAsked
 from drumline.core.errors import RequestError
 from drumline.frontend.engine_control import EngineControl, Outcome
 from drumline.frontend.service import Service
@@ -25,7 +26,7 @@ Route = tuple[str, str, ASGIApp]
 
 T = TypeVar("T", bound=Struct)
 
-_LISTS = {"tags"}
+_LISTS = {"tags", "activities"}
 """Fields that a query may name several times."""
 
 _ABSENT = (
@@ -35,8 +36,6 @@ _ABSENT = (
     "/init_weights_update_group",
     "/destroy_weights_update_group",
     "/get_weights_by_name",
-    "/start_profile",
-    "/stop_profile",
     "/set_internal_state",
     "/rebalance_experts",
 )
@@ -99,6 +98,8 @@ def control_routes(service: Service) -> list[Route]:
         ("POST", "/update_weights_from_disk", asking(_Disk, load)),
         ("GET", "/get_weight_version", asking(_Nothing, version)),
         ("GET POST", "/flush_cache", flush),
+        ("GET POST", "/start_profile", asking(ProfileAsked, control.start_profile)),
+        ("GET POST", "/stop_profile", asking(_Nothing, lambda _: control.stop_profile())),
         *(("GET POST", path, Plain(_absent)) for path in _ABSENT),
         ("POST", "/reset_prefix_cache", flush),
     ]

@@ -5,12 +5,16 @@ all have. It knows no HTTP.
 """
 
 import asyncio
+import time
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from drumline.client.engine_client import EngineClient
+from drumline.contract.profile import ProfileAsked
 from drumline.core.clock import SystemClock
 from drumline.core.errors import PeerError, RequestError
 from drumline.frontend.web.errors import as_request_error
@@ -116,6 +120,17 @@ class EngineControl:
         if not all(reply.success for reply in replies):
             raise RequestError(501, _joined(replies).message, code="unsupported")
         return _joined(replies).message
+
+    async def start_profile(self, asked: ProfileAsked) -> Outcome:
+        """Record what the ranks do, all of them or none."""
+        if asked.profile_id is None:
+            stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(self._clock.wall_s()))
+            asked = replace(asked, profile_id=stamp)
+        return await self._asked("start_profile", msgspec.to_builtins(asked))
+
+    async def stop_profile(self) -> Outcome:
+        """End that, and have every rank write what it recorded."""
+        return await self._asked("stop_profile")
 
     async def flush(self) -> Outcome:
         """Forget every cached prefix, on all engines or on none."""

@@ -328,9 +328,11 @@ def _rank_environment(ours: Mapping[str, str]) -> dict[str, str]:
     OpenMP's workers otherwise spin at every barrier; beside anything else that wants a
     processor, be it our own server, a forward then takes several times as long.
     """
+    # What records profiles says so itself, on the error stream; only what it fails at matters.
+    quiet = {"KINETO_LOG_LEVEL": "6"} | dict(ours)
     if "OMP_WAIT_POLICY" in ours or "GOMP_SPINCOUNT" in ours:
-        return dict(ours)
-    return {**ours, "OMP_WAIT_POLICY": "PASSIVE"}
+        return quiet
+    return {**quiet, "OMP_WAIT_POLICY": "PASSIVE"}
 
 
 def _distance(rank: _Rank) -> int:

@@ -13,6 +13,7 @@ from drumline.contract.specs import DeviceSpecs
 from drumline.contract.startup import RankSettings
 from drumline.control.event_loop import EventLoop, Ranks
 from drumline.control.ingress import Limits
+from drumline.control.profiles import Place
 from drumline.control.transport import CONNECT_TIMEOUT_S, INIT_TIMEOUT_S, Transport
 from drumline.core.clock import SystemClock
 from drumline.core.config import Config, GrammarBackend
@@ -104,6 +105,7 @@ def _serve(
             specs=specs,
             in_flight_depth=config.schedule.in_flight_depth,
             grammars=grammars,
+            profiles=Place(config.process.profile_dir or "", _tag(company)),
         )
         freeze_heap()
         # Nobody enters the first round's exchange while others still start.
@@ -185,6 +187,13 @@ def _grammars(config: Config, specs: DeviceSpecs) -> GrammarCache | None:
         return read_vocabulary(files, specs.model.vocab_size, specs.model.eos_token_ids)
 
     return GrammarCache(config.grammar, vocabulary, SystemClock())
+
+
+def _tag(company: Company) -> str:
+    """Return how a rank's files are called: by its places in replica and engine."""
+    layout, rank = company.layout, company.rank
+    place = f"TP{layout.tensor_index(rank)}"
+    return f"DP{layout.data_index(rank)}-{place}" if layout.data > 1 else place
 
 
 def _summary(specs: DeviceSpecs) -> str:

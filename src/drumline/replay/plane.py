@@ -13,12 +13,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 import numpy as np
+from msgspec import Struct
 
 from drumline.contract.arrays import IntArray
 from drumline.contract.cache import CacheAck, CacheOp
 from drumline.contract.grammar import Attachment, Matcher
 from drumline.contract.plan import Batch, Bound, Plan
 from drumline.contract.ports import Dispatch, DpRound, LogprobPlan
+from drumline.contract.profile import Recording, Span, Stage
 from drumline.contract.regions import Region
 from drumline.contract.request import Admission
 from drumline.contract.result import ForwardResult, RowLogprobs
@@ -27,6 +29,16 @@ from drumline.contract.weights import DiskWeights
 from drumline.core.errors import ConfigError, InvariantError
 from drumline.replay.arithmetic import Entries, entry, token_of, weights
 from drumline.replay.tiers import GARBAGE, PagedTiers
+
+
+class Profiled(Struct, eq=False):
+    """One recording: what was asked for, and the rounds whose forwards it has."""
+
+    recording: Recording
+    stage: Stage | None
+    rounds: list[int] = []
+    spans: tuple[Span, ...] = ()
+    over: bool = False
 
 
 class PagedPlane:
@@ -87,6 +99,13 @@ class PagedPlane:
         """Why checkpoints cannot be opened, by path."""
         self.broken: dict[str, str] = {}
         """Why checkpoints that can be opened cannot be loaded."""
+        self.unrecordable: str | None = None
+        """Why nothing can be recorded."""
+        self.unwritable: str | None = None
+        """Why what was recorded cannot be written."""
+        self.profiled: list[Profiled] = []
+        """What was recorded, the last perhaps still."""
+        self._recording: Recording | None = None
         self._opened: str | None = None
         self._loaded: str | None = None
 
@@ -121,6 +140,8 @@ class PagedPlane:
             return None
         self._check_memory()
         self._forwards.append(dispatch.dp)
+        if self.profiled and not self.profiled[-1].over:
+            self.profiled[-1].rounds.append(plan.round)
         self._tickets += 1
         ticket = self._tickets
         self._push(lambda: self._forward(plan, dispatch, ticket))
@@ -175,6 +196,27 @@ class PagedPlane:
         if Region.KV_CACHE in regions:
             for slots in self._slots:
                 slots[:] = 0
+
+    def open_profile(self, recording: Recording) -> str | None:
+        """Learn what is to be recorded."""
+        self._run(0)
+        self._recording = recording
+        return self.unrecordable
+
+    def start_profile(self, stage: Stage | None) -> None:
+        """Queue: record the forwards that follow."""
+        if self._recording is None or (self.profiled and not self.profiled[-1].over):
+            raise InvariantError(f"a recording of {stage} begins beside {self.profiled}")
+        self.profiled.append(Profiled(self._recording, stage))
+
+    def stop_profile(self, spans: tuple[Span, ...]) -> str | None:
+        """End the recording, behind all that is queued."""
+        self._run(0)
+        if not self.profiled or self.profiled[-1].over:
+            raise InvariantError("a recording ends that did not begin")
+        self.profiled[-1].over = True
+        self.profiled[-1].spans = spans
+        return self.unwritable
 
     def open_weights(self, source: DiskWeights) -> str | None:
         """Open other weights, behind all that is queued."""

@@ -14,6 +14,7 @@ from drumline.contract.grammar import Attachment, GrammarKey
 from drumline.contract.messages import AbortAsked, CallAsked, Submitted
 from drumline.contract.plan import Plan, decode_plan, encode_plan
 from drumline.contract.ports import DataPlane, Dispatch, DpRound, GrammarCompiler, Group
+from drumline.contract.profile import Recording, Span, Stage
 from drumline.contract.regions import Region
 from drumline.contract.request import Admission, GenerateRequest, Sampling
 from drumline.contract.result import ForwardResult, decode_result, encode_result
@@ -21,6 +22,7 @@ from drumline.contract.specs import CacheGroup, DeviceSpecs, ModelFacts
 from drumline.contract.weights import DiskWeights
 from drumline.control.event_loop import EventLoop, Ranks
 from drumline.control.ingress import Limits
+from drumline.control.profiles import Place
 from drumline.core.config import WritePolicy
 from drumline.core.errors import InvariantError
 from drumline.core.hashing import page_digests
@@ -103,6 +105,15 @@ class EncodedPlane:
     def restore_memory(self, regions: Sequence[Region]) -> None:
         self._plane.restore_memory(regions)
 
+    def open_profile(self, recording: Recording) -> str | None:
+        return self._plane.open_profile(recording)
+
+    def start_profile(self, stage: Stage | None) -> None:
+        self._plane.start_profile(stage)
+
+    def stop_profile(self, spans: tuple[Span, ...]) -> str | None:
+        return self._plane.stop_profile(spans)
+
     def open_weights(self, source: DiskWeights) -> str | None:
         return self._plane.open_weights(source)
 
@@ -171,6 +182,7 @@ class Simulation:
             specs=self.specs,
             in_flight_depth=depth,
             grammars=grammars,
+            profiles=Place("/profiles"),
         )
         self.rounds = 0
 

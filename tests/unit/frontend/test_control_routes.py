@@ -1,6 +1,7 @@
 """The routes of operators: what is asked of engines, what is refused, and in which words."""
 
 import asyncio
+import re
 
 import pytest
 from tests.fakes.http import run, served, until
@@ -33,6 +34,8 @@ ASKED = [
     ("POST", "/flush_cache", None, ("flush_cache",)),
     ("GET", "/flush_cache", None, ("flush_cache",)),
     ("POST", "/reset_prefix_cache", None, ("flush_cache",)),
+    ("POST", "/stop_profile", None, ("stop_profile",)),
+    ("GET", "/stop_profile", None, ("stop_profile",)),
 ]  # fmt: skip
 
 
@@ -53,6 +56,39 @@ async def test_waking_up_asks_for_memory_and_then_whether_a_pause_is_left(embedd
         assert (reply.status_code, reply.json()) == (200, OK)
         wake = ("resume_memory_occupation", ["weights", "kv_cache"])
         assert [fake.calls for fake in it.fakes] == [[wake, ("is_scheduler_paused",)]] * 2
+
+
+PROFILE = {
+    "output_dir": None, "start_step": None, "num_steps": None, "activities": None,
+    "profile_by_stage": False, "with_stack": None, "record_shapes": None,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "asked"),
+    [
+        ("/start_profile", None, {}),
+        ("/start_profile?num_steps=5&activities=CPU&activities=MEM", None,
+         {"num_steps": 5, "activities": ["CPU", "MEM"]}),
+        ("/start_profile", {"profile_by_stage": True, "with_stack": False, "output_dir": "a",
+                            "record_shapes": True, "start_step": 3},
+         {"profile_by_stage": True, "with_stack": False, "output_dir": "a", "record_shapes": True,
+          "start_step": 3}),
+    ],
+)  # fmt: skip
+@run
+async def test_a_profile_is_asked_of_every_engine_under_one_name(embedded, path, body, asked):
+    async with served(embedded, engines=2) as it:
+        reply = await it.http.post(path, json=body)
+        assert (reply.status_code, reply.json()) == (200, OK)
+        ((name, given),) = it.fake.calls
+        assert name == "start_profile"
+        assert re.fullmatch(r"\d{8}-\d{6}", given.pop("profile_id"))
+        assert given == PROFILE | asked
+        assert len(it.fakes[1].calls) == 1
+        await it.http.get("/start_profile?profile_id=mine")
+        assert it.fakes[0].calls[1:] == it.fakes[1].calls[1:]
+        assert it.fake.calls[1][1]["profile_id"] == "mine"
 
 
 @run
@@ -102,6 +138,9 @@ MALFORMED = [
     ("/pause", b'{"mood": "keep"}', "unknown field `mood`; /pause takes mode"),
     ("/pause?mode=keep", b'{"mode": "wait"}', "mode is given twice"),
     ("/pause", b'{"mode": 3}', "Expected `str | null`, got `int` - at `$.mode`"),
+    ("/start_profile", b'{"num_steps": 0}', "Expected `int` >= 1 - at `$.num_steps`"),
+    ("/start_profile?profile_id=..%2Fx", b"", "$.profile_id"),
+    ("/stop_profile", b'{"output_dir": "x"}', "unknown field `output_dir`; /stop_profile takes no"),
     ("/resume?now=1", b"", "unknown field `now`; /resume takes no fields"),
 ]
 
@@ -298,7 +337,7 @@ async def test_an_answer_that_is_read_late_says_what_served_when_it_ended(embedd
         assert (last.finished_reason, last.weight_version) == ("length", "default")
 
 
-@pytest.mark.parametrize("path", ["/update_weights_from_tensor", "/start_profile"])
+@pytest.mark.parametrize("path", ["/update_weights_from_tensor", "/rebalance_experts"])
 @run
 async def test_what_this_version_does_not_do_is_refused_by_name(embedded, path):
     async with served(embedded) as it:

@@ -178,6 +178,11 @@ class Outputs:
             message = f"{abort.reason.value}: {abort.detail}"
             self.fail((abort.rid,), Ending(Reason.ABORT, message, NO_CAPACITY), now_us)
 
+    def rids(self, rows: IntArray) -> list[str | None]:
+        """Return which requests rows serve; None for those that ended."""
+        owners = [self._requests[row] for row in rows.tolist()]
+        return [None if owner is None else owner.rid for owner in owners]
+
     # A plan and its forward
 
     def suspend(self, rid: str, now_us: int) -> None:
