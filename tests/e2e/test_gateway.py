@@ -4,10 +4,8 @@ Needs the PyPI package `tokenspeed-smg`, which the project does not install; wit
 it these tests are skipped. `pip install tokenspeed-smg==1.13.0.post20261027` brings it.
 """
 
-import importlib.util
 import json
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -16,39 +14,23 @@ from pathlib import Path
 
 import httpx
 import pytest
+from tests.e2e.gateways import TEMPLATE, byte_tokenizer, free_port, needs_smg
 from tests.fakes.engine import registration
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from drumline.contract.messages import AbortAsked, CallAsked, CallReply, Submitted
 from drumline.contract.outputs import Load, OutputColumns
 from drumline.control.transport import Transport
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("smg") is None, reason="tokenspeed-smg is not installed"
-)
+pytestmark = needs_smg
 
 START_S = 60
 ANSWER = "Hello, gateway"
 LOAD = Load(num_running=1, num_waiting=0, kv_active_pages=1, kv_total_pages=512)
-TEMPLATE = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}assistant:"
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    """A tokenizer with one token a byte."""
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {letter: number for number, letter in enumerate([*letters, "<|end|>"])}
-    pipeline = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    pipeline.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    pipeline.decoder = decoders.ByteLevel()
-    pipeline.add_special_tokens(["<|end|>"])
-    return pipeline
+    return byte_tokenizer()
 
 
 class Engine:

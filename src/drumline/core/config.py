@@ -581,6 +581,12 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return frozenset({"api_key", "admin_api_key"})
 
 
+class Gateway(StrEnum):
+    """A frontend of somebody else's that `drumline serve` starts, too."""
+
+    SMG = "smg"
+
+
 class FrontendConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Whose frontend the ranks serve, where it does not start with them."""
 
@@ -605,6 +611,18 @@ class FrontendConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             "registers; the others count on from it"
         ),
     ] = 0
+
+    gateway: Annotated[
+        Gateway | None,
+        Meta(
+            description="answer HTTP with this gateway, which is installed beside drumline, in "
+            "place of drumline's own server"
+        ),
+    ] = None
+
+    def __post_init__(self) -> None:
+        if self.headless and self.gateway is not None:
+            raise ConfigError("--gateway", "starts a frontend, and --headless says there is one")
 
     @property
     def handshake(self) -> str:

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from drumline.client.engine_client import EngineClient
 from drumline.client.routing import policy_of
-from drumline.core.config import Config, LogLevel
+from drumline.core.config import Config, FrontendConfig, LogLevel
 from drumline.core.errors import ConfigError, DrumlineError, PeerError
 from drumline.core.model_files import ModelFiles, find_model
 from drumline.frontend.service import Service
@@ -39,8 +39,11 @@ class Engine:
 
         Raises ConfigError when there is no such model, or it cannot be served like this.
         """
-        if config.frontend.headless:
-            raise ConfigError("--headless", "starts ranks only, and no program that asks them")
+        if config.frontend != FrontendConfig():
+            raise ConfigError(
+                "--headless" if config.frontend.headless else "--gateway",
+                "leaves the ranks to another frontend; only `drumline serve` starts them for it",
+            )
         self.files: ModelFiles = find_model(config.model.model)
         check(config, self.files)
         self.config: Config = settled(config, self.files, quiet=quiet)

@@ -5,13 +5,15 @@ gone is not dialled again. Whoever restarts this process has its ranks register 
 """
 
 import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import setproctitle
 import uvloop
 
 from drumline.core.config import Config
 from drumline.core.log import configure
-from drumline.core.model_files import find_model
+from drumline.core.model_files import ModelFiles, find_model
 from drumline.launcher.checks import check
 from drumline.launcher.engine import settled
 from drumline.launcher.ranks import Ranks
@@ -34,45 +36,56 @@ def serve_headless(config: Config, say: Say) -> int:
 
 async def _serve(config: Config, say: Say) -> int:
     signals = Signals(asyncio.get_running_loop())
+    config, _ = prepared(config, say)
+    count = config.parallel.local_ranks
+    ranks = Ranks(on_step=steps_told(say, count))
+    served = False
+    try:
+        ranks.start(config, config.frontend.handshake)
+        if await done_first(ranks.ready(config.process.startup_timeout), signals):
+            served = True
+            who = "1 rank" if count == 1 else f"{count} ranks"
+            say(f"drumline serve ready: {who} for the frontend at {config.frontend.handshake}")
+            await done_first(_over(ranks), signals)
+    finally:
+        await stop_ranks(stopping(ranks), ranks.kill, signals, served=served)
+    return signals.status(served=served) if signals.first.done() else 0
+
+
+def prepared(config: Config, say: Say) -> tuple[Config, ModelFiles]:
+    """Return `config` with nothing left open, and the model's files. Raises ConfigError."""
     files = find_model(config.model.model)
     check(config, files)
     config = settled(config, files, quiet=False)
     configure("serve", config.process.log_level or "info")
     if files.embedded:
         say(f"no model was named: serving the embedded {files.name}")
-    count = config.parallel.local_ranks
-    ranks = Ranks(on_step=steps_told(say, count))
-    served = False
-    try:
-        ranks.start(config, config.frontend.handshake)
-        ready = asyncio.create_task(ranks.ready(config.process.startup_timeout))
-        await first_of(ready, signals.first)
-        if ready.done():
-            ready.result()
-            served = True
-            who = "1 rank" if count == 1 else f"{count} ranks"
-            say(f"drumline serve ready: {who} for the frontend at {config.frontend.handshake}")
-            await _until_over(ranks, signals)
-        else:
-            ready.cancel()
-            await asyncio.wait((ready,))
-    finally:
-
-        async def stop(grace_s: float | None) -> None:
-            await ranks.stop(_LEAST_GRACE_S if grace_s is None else grace_s)
-
-        await stop_ranks(stop, ranks.kill, signals, served=served)
-    return signals.status(served=served) if signals.first.done() else 0
+    return config, files
 
 
-async def _until_over(ranks: Ranks, signals: Signals) -> None:
-    """Wait for a signal, or for the ranks' end; raise where that was none of their own."""
-    over = asyncio.create_task(ranks.over())
-    await first_of(over, signals.first)
-    if not over.done():
-        over.cancel()
-        await asyncio.wait((over,))
-        return
-    error = over.result()
+async def done_first(work: Coroutine[Any, Any, Any], signals: Signals) -> bool:
+    """Whether `work` ended before a signal came, which cancels it. Raises what it raised."""
+    task = asyncio.create_task(work)
+    await first_of(task, signals.first)
+    if task.done():
+        task.result()
+        return True
+    task.cancel()
+    await asyncio.wait((task,))
+    return False
+
+
+def stopping(ranks: Ranks) -> Callable[[float | None], Coroutine[Any, Any, None]]:
+    """Return what stops ranks that have nothing to drain; the frontend has what they answer."""
+
+    async def stop(grace_s: float | None) -> None:
+        await ranks.stop(_LEAST_GRACE_S if grace_s is None else grace_s)
+
+    return stop
+
+
+async def _over(ranks: Ranks) -> None:
+    """Wait for the ranks' end; raise where it was none of their own."""
+    error = await ranks.over()
     if error is not None:
         raise error

@@ -5,7 +5,9 @@ built. It does not know where the pipeline came from, and loads no torch.
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 
+import msgspec
 import tokenizers
 from msgspec import Struct
 
@@ -87,6 +89,17 @@ class Tokenizer:
         encodings = self._pipeline.encode_batch_fast([text], add_special_tokens=add_special)
         ids: list[int] = encodings[0].ids
         return ids
+
+    def write(self, directory: Path) -> None:
+        """Write it as files that other programs read: tokenizer.json and its settings."""
+        self._pipeline.save(str(directory / "tokenizer.json"))
+        settings = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "bos_token": self.facts.bos_token or None,
+            "eos_token": self.facts.eos_token or None,
+            "chat_template": self.facts.chat_template,
+        }
+        (directory / "tokenizer_config.json").write_bytes(msgspec.json.encode(settings))
 
     def fewest_tokens(self, text: str) -> int:
         """Return a number of tokens that `text` has at least, without tokenizing it.
