@@ -12,11 +12,12 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
+from drumline.contract.internal_state import Adjustments
 from drumline.contract.messages import CallAsked, CallReply
 from drumline.contract.profile import ProfileAsked
 from drumline.contract.regions import Region
 from drumline.contract.weights import DiskWeights
-from drumline.control.operations import Gated, ProfileStart, ProfileStop, WeightsAsked
+from drumline.control.operations import Gated, ProfileStart, ProfileStop, StateSet, WeightsAsked
 from drumline.control.standing import (
     Drained,
     Draining,
@@ -38,6 +39,7 @@ from drumline.control.standing import (
 )
 
 _Effects = tuple[Effect, ...]
+_ADJUSTABLE = Adjustments.__struct_fields__
 
 
 class _Disk(Struct, frozen=True, forbid_unknown_fields=True):
@@ -57,11 +59,13 @@ class Controls:
         self._flushes: list[int] = []
         self._replies: list[CallReply] = []
         self._curious: list[int] = []
+        self._watching: list[int] = []
         self._gated: deque[Gated] = deque()
         self._weight_version = "default"
         self._methods: dict[str, Callable[[CallAsked], _Effects]] = {
             "cache_state": self._cache_state,
             "flush_cache": self._flush_cache,
+            "get_internal_state": self._get_internal_state,
             "get_weight_version": self._get_weight_version,
             "is_scheduler_paused": self._is_scheduler_paused,
             "is_sleeping": self._is_sleeping,
@@ -69,6 +73,7 @@ class Controls:
             "release_memory_occupation": self._release_memory,
             "resume_memory_occupation": self._resume_memory,
             "resume_scheduler": self._resume_scheduler,
+            "set_internal_state": self._set_internal_state,
             "start_profile": self._start_profile,
             "stop_profile": self._stop_profile,
             "update_weight_from_disk": self._update_weights,
@@ -153,6 +158,26 @@ class Controls:
         self._replies += [CallReply(call_id, True, state) for call_id in self._curious]
         self._curious.clear()
 
+    @property
+    def state_wanted(self) -> bool:
+        """Whether somebody wants to know how this rank stands."""
+        return bool(self._watching)
+
+    def told_state(self, state: str) -> None:
+        """Answer those who wanted to know."""
+        self._replies += [CallReply(call_id, True, state) for call_id in self._watching]
+        self._watching.clear()
+
+    @property
+    def standing(self) -> str:
+        """How this rank stands, in a word."""
+        return type(self._state).__name__.lower()
+
+    @property
+    def weight_version(self) -> str:
+        """What the weights that serve are called."""
+        return self._weight_version
+
     def take_replies(self) -> list[CallReply]:
         """Return the answers that are due, once."""
         replies, self._replies = self._replies, []
@@ -214,6 +239,26 @@ class Controls:
         self._gated.append(
             WeightsAsked(call.call_id, source, asked.flush_cache, asked.weight_version)
         )
+        return ()
+
+    def _get_internal_state(self, call: CallAsked) -> _Effects:
+        self._watching.append(call.call_id)
+        return ()
+
+    def _set_internal_state(self, call: CallAsked) -> _Effects:
+        given = call.args[0] if call.args else None
+        # A gateway sends the body of its own route as it is.
+        if isinstance(given, dict) and given.keys() == {"server_args"}:
+            given = given["server_args"]
+        try:
+            changes = msgspec.convert(given, Adjustments)
+        except msgspec.ValidationError as error:
+            return self._reply(call, False, f"{error}; what may be set is {', '.join(_ADJUSTABLE)}")
+        if changes == Adjustments():
+            return self._reply(
+                call, False, f"nothing is to be set; what may be is {', '.join(_ADJUSTABLE)}"
+            )
+        self._gated.append(StateSet(call.call_id, changes))
         return ()
 
     def _start_profile(self, call: CallAsked) -> _Effects:

@@ -21,6 +21,7 @@ from msgspec.structs import replace
 from drumline.contract.arrays import NO_INTS
 from drumline.contract.cache import Snapshot
 from drumline.contract.grammar import Attachment
+from drumline.contract.internal_state import InternalState
 from drumline.contract.messages import AbortAsked, CallAsked, Message, Submitted
 from drumline.contract.outputs import Load, OutputColumns
 from drumline.contract.plan import Batch, Plan
@@ -45,7 +46,7 @@ from drumline.control.grammars import Grammars
 from drumline.control.history import HistoryRows
 from drumline.control.ingress import Ingress, Limits
 from drumline.control.load_report import LoadReport
-from drumline.control.operations import Gated, ProfileStart, ProfileStop, WeightsAsked
+from drumline.control.operations import Gated, ProfileStart, ProfileStop, StateSet, WeightsAsked
 from drumline.control.output import Outputs
 from drumline.control.profiles import Place, Profiles
 from drumline.control.records import Records, RoundRecord
@@ -424,6 +425,10 @@ class EventLoop:
                 fault, recorded = self._profiles.stop()
                 agreed = self._converge(fault is None)
                 return agreed, fault or recorded
+            case StateSet():
+                fault = self._scheduler.adjust(asked.changes)
+                settings = msgspec.json.encode(self._scheduler.adjustable).decode()
+                return fault is None, fault or settings
         assert_never(asked)
 
     def _load_weights(self, load: WeightsAsked) -> str | None:
@@ -608,6 +613,9 @@ class EventLoop:
         if self._controls.cache_state_wanted:
             state = self._cache_ops.state(self._scheduler)
             self._controls.cache_state(msgspec.json.encode(state).decode())
+        if self._controls.state_wanted:
+            stands = msgspec.json.encode(self._stands(load)).decode()
+            self._controls.told_state(stands)
         replies = self._controls.take_replies()
         if self._frontend is None:
             return
@@ -615,6 +623,21 @@ class EventLoop:
             self._frontend.send(columns, load)
         for reply in replies:
             self._frontend.reply(reply)
+
+    def _stands(self, load: Load) -> InternalState:
+        """Return how the replica stands now."""
+        return InternalState(
+            round=self._relay.round,
+            standing=self._controls.standing,
+            released=self._controls.gone,
+            weight_version=self._controls.weight_version,
+            profiling=self._profiles.running,
+            withheld=len(self._withheld),
+            in_flight=len(self._in_flight),
+            running=load.num_running,
+            waiting=load.num_waiting,
+            settings=self._scheduler.adjustable,
+        )
 
     def _load(self) -> Load:
         """Return what the engine holds now."""

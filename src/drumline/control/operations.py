@@ -7,6 +7,7 @@ from enum import IntEnum
 
 from msgspec import Struct
 
+from drumline.contract.internal_state import Adjustments
 from drumline.contract.profile import ProfileAsked
 from drumline.contract.weights import DiskWeights
 
@@ -23,6 +24,7 @@ class Operation(IntEnum):
     UPDATE_WEIGHTS_FROM_TENSOR = 7
     START_PROFILE = 8
     STOP_PROFILE = 9
+    SET_INTERNAL_STATE = 10
 
 
 class WeightsAsked(Struct, frozen=True):
@@ -55,4 +57,13 @@ class ProfileStop(Struct, frozen=True):
     kind = Operation.STOP_PROFILE
 
 
-Gated = WeightsAsked | ProfileStart | ProfileStop
+class StateSet(Struct, frozen=True):
+    """A change of settings."""
+
+    call: int
+    changes: Adjustments
+
+    kind = Operation.SET_INTERNAL_STATE
+
+
+Gated = WeightsAsked | ProfileStart | ProfileStop | StateSet

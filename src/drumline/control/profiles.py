@@ -110,9 +110,14 @@ class Profiles:
         self._opened: _Profile | None = None
         self._forwards = 0
 
+    @property
+    def running(self) -> bool:
+        """Whether a profile is in progress."""
+        return self._profile is not None and not self._profile.ended
+
     def open(self, asked: ProfileAsked, now_us: int) -> str | None:
         """Make sure that a profile can begin, and begin none; returns why it cannot."""
-        if self._profile is not None and not self._profile.ended:
+        if self.running:
             return "a profile is already in progress; call stop_profile first"
         begins = max(asked.start_step or 0, self._forwards + 1)
         profile = _Profile(asked, asked.profile_id or f"profile-{now_us}", begins)

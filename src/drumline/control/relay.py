@@ -72,6 +72,11 @@ class Relay:
         self._known_lengths = 0
 
     @property
+    def round(self) -> int:
+        """The round that runs, counted from 1."""
+        return self._round
+
+    @property
     def owner(self) -> bool:
         """Whether this member holds the frontend's link."""
         return self._replica.index == 0

@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 from urllib.parse import parse_qs
 
 import msgspec
-from msgspec import Struct
+from msgspec import Raw, Struct
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from drumline.contract.profile import ProfileAsked
@@ -36,7 +36,6 @@ _ABSENT = (
     "/init_weights_update_group",
     "/destroy_weights_update_group",
     "/get_weights_by_name",
-    "/set_internal_state",
     "/rebalance_experts",
 )
 """What clients of other engines ask for, and this one does not do."""
@@ -80,6 +79,13 @@ def control_routes(service: Service) -> list[Route]:
     async def version(_: _Nothing) -> _Version:
         return _Version(await control.weight_version())
 
+    async def states(_: _Nothing) -> _States:
+        return _States(await control.states())
+
+    async def adjust(asked: _State) -> Outcome | _Adjusted:
+        adjusted = await control.adjust(asked.server_args)
+        return adjusted if isinstance(adjusted, Outcome) else _Adjusted(True, adjusted)
+
     pause = _Pausing(control)
     wake = asking(_Tags, lambda asked: control.wake(asked.tags))
     resume = asking(_Nothing, lambda _: control.resume())
@@ -98,6 +104,8 @@ def control_routes(service: Service) -> list[Route]:
         ("POST", "/update_weights_from_disk", asking(_Disk, load)),
         ("GET", "/get_weight_version", asking(_Nothing, version)),
         ("GET POST", "/flush_cache", flush),
+        ("GET POST", "/get_internal_state", asking(_Nothing, states)),
+        ("POST", "/set_internal_state", asking(_State, adjust)),
         ("GET POST", "/start_profile", asking(ProfileAsked, control.start_profile)),
         ("GET POST", "/stop_profile", asking(_Nothing, lambda _: control.stop_profile())),
         *(("GET POST", path, Plain(_absent)) for path in _ABSENT),
@@ -195,6 +203,20 @@ class _Disk(Struct, forbid_unknown_fields=True):
     weight_version: str | None = None
     flush_cache: bool = True
     abort_all_requests: bool = False
+
+
+class _State(Struct, forbid_unknown_fields=True):
+    server_args: dict[str, Any]
+
+
+class _Adjusted(Struct, frozen=True):
+    updated: bool
+    server_args: Raw
+
+
+class _States(Struct, frozen=True):
+    internal_states: list[Raw]
+    """By engine."""
 
 
 class _Version(Struct, frozen=True):

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from msgspec import Struct
+from msgspec import Raw, Struct
 from msgspec.structs import replace
 
 from drumline.client.engine_client import EngineClient
@@ -120,6 +120,19 @@ class EngineControl:
         if not all(reply.success for reply in replies):
             raise RequestError(501, _joined(replies).message, code="unsupported")
         return _joined(replies).message
+
+    async def states(self) -> list[Raw]:
+        """Return how each engine stands. Raises RequestError 501 where one cannot say."""
+        replies = await self._replies("get_internal_state")
+        if not all(reply.success for reply in replies):
+            raise RequestError(501, _joined(replies).message, code="unsupported")
+        return [Raw((reply.message or "{}").encode()) for reply in replies]
+
+    async def adjust(self, settings: dict[str, Any]) -> Outcome | Raw:
+        """Change settings of all engines in one round, or of none; returns what they are now."""
+        replies = await self._replies("set_internal_state", settings)
+        outcome = _joined(replies)
+        return Raw((replies[0].message or "{}").encode()) if outcome.success else outcome
 
     async def start_profile(self, asked: ProfileAsked) -> Outcome:
         """Record what the ranks do, all of them or none."""

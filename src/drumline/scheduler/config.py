@@ -6,8 +6,10 @@ from them.
 
 from typing import Self
 
-from msgspec import Struct
+from msgspec import UNSET, Struct
+from msgspec.structs import replace
 
+from drumline.contract.internal_state import Adjustments
 from drumline.contract.specs import AttentionKind, CacheGroup, DeviceSpecs
 from drumline.contract.storage import StoragePressure
 from drumline.core.config import Config, Role, SchedulingPolicy, WritePolicy
@@ -158,6 +160,32 @@ class SchedulerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             max_retracted_requests=specs.max_retracted_requests,
             debug_force_retraction_interval=config.cache.debug_force_retraction_interval,
         )
+
+    @property
+    def adjustable(self) -> Adjustments:
+        """What of it may change while the scheduler runs."""
+        return Adjustments(
+            chunked_prefill_size=self.max_scheduled_tokens,
+            mixed_batch=self.mixed_batch,
+            mixed_prefill_tokens=self.mixed_prefill_tokens,
+            max_num_queued_reqs=self.max_queued_requests,
+            max_num_queued_tokens=self.max_queued_tokens,
+        )
+
+    def adjusted(self, changes: Adjustments) -> Self:
+        """Return the configuration after changes. Raises ConfigError for one that cannot be."""
+        asked = {
+            name: value
+            for name, value in (
+                ("max_scheduled_tokens", changes.chunked_prefill_size),
+                ("mixed_batch", changes.mixed_batch),
+                ("mixed_prefill_tokens", changes.mixed_prefill_tokens),
+                ("max_queued_requests", changes.max_num_queued_reqs),
+                ("max_queued_tokens", changes.max_num_queued_tokens),
+            )
+            if value is not UNSET
+        }
+        return replace(self, **asked)
 
     def __post_init__(self) -> None:
         for name in ("prefix_granularity", "max_rows", "max_scheduled_tokens", "decode_tokens"):

@@ -8,9 +8,12 @@ callers.
 from collections.abc import Callable, Sequence
 from typing import assert_never, get_args
 
+from msgspec import UNSET
+
 from drumline.contract.arrays import IntArray
 from drumline.contract.cache import CacheAck
 from drumline.contract.census import Census
+from drumline.contract.internal_state import Adjustments
 from drumline.contract.kv_events import KvEvent
 from drumline.contract.plan import AbortReason, Plan
 from drumline.contract.storage import StorageDone
@@ -82,6 +85,7 @@ class Scheduler:
         "_host",
         "_index",
         "_kv_events",
+        "_most_scheduled_tokens",
         "_peers",
         "_pool",
         "_publication",
@@ -100,6 +104,7 @@ class Scheduler:
     def __init__(self, config: SchedulerConfig) -> None:
         width, size = config.decode_tokens, config.prefix_granularity
         self._config = config
+        self._most_scheduled_tokens = config.max_scheduled_tokens
         self.max_request_tokens = max_request_tokens(config)
         """Longest prompt plus answer that the pool and the model have room for."""
         slots = [size // group.block_tokens for group in config.paged_groups]
@@ -240,6 +245,22 @@ class Scheduler:
         """
         rows = self._rows.free
         return crowded(requests, tokens, self._admission.line, rows, self._config)
+
+    @property
+    def adjustable(self) -> Adjustments:
+        """The settings that may change while it runs, as they are."""
+        return self._config.adjustable
+
+    def adjust(self, changes: Adjustments) -> str | None:
+        """Change settings from the next plan on; returns why that cannot be, and then none is."""
+        tokens = changes.chunked_prefill_size
+        if tokens is not UNSET and tokens > self._most_scheduled_tokens:
+            return (
+                f"chunked_prefill_size {tokens} is above {self._most_scheduled_tokens}, with which "
+                "the rank started"
+            )
+        self._config = self._config.adjusted(changes)
+        return None
 
     # -- feedback -----------------------------------------------------------------
 

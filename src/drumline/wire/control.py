@@ -259,7 +259,8 @@ def reply_to(request: NativeRequest, success: bool, message: str) -> Struct:
         case IsSleepingReqInput():
             return IsSleepingReqOutput(rid=request.rid, is_sleeping=message == YES)
         case GetInternalStateReq():
-            return GetInternalStateReqOutput(rid=request.rid, internal_state={})
+            state = msgspec.json.decode(message) if success else {}
+            return GetInternalStateReqOutput(rid=request.rid, internal_state=state)
         case SetInternalStateReq():
             return SetInternalStateReqOutput(
                 rid=request.rid, updated=success, server_args=request.server_args

@@ -24,6 +24,7 @@ from drumline.wire.control import (
     GetInternalStateReq,
     IsSchedulerPausedReqInput,
     IsSchedulerPausedReqOutput,
+    SetInternalStateReq,
 )
 from drumline.wire.handshake import Addresses, Init, decode_greeting, decode_registration
 from drumline.wire.output import ENGINE_CORE_DEAD
@@ -386,11 +387,18 @@ def test_an_operation_without_an_id_is_answered_in_its_own_form():
         assert frontend.output() == ["IsSchedulerPausedReqOutput", None, None, False]
 
 
-def test_the_internal_state_is_answered_without_the_loop():
+def test_the_internal_state_is_asked_of_the_loop_and_told_as_it_is():
     with bare_link() as (frontend, link):
         frontend.send(b"\x02", encode(GetInternalStateReq()))
-        assert frontend.output() == ["GetInternalStateReqOutput", None, None, {}]
-        assert link.receive(0) == []
+        frontend.send(b"\x02", encode(SetInternalStateReq(server_args={"mixed_batch": False})))
+        get, change = received(link, 2)
+        assert (get.method, get.args) == ("get_internal_state", ())
+        assert (change.method, change.args) == ("set_internal_state", ({"mixed_batch": False},))
+        link.reply(CallReply(get.call_id, success=True, message='{"round": 7}'))
+        link.reply(CallReply(change.call_id, success=False, message="no"))
+        assert frontend.output() == ["GetInternalStateReqOutput", None, None, {"round": 7}]
+        told = ["SetInternalStateReqOutput", None, None, False, {"mixed_batch": False}]
+        assert frontend.output() == told
 
 
 # --- beginnings and ends

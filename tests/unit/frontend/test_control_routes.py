@@ -92,6 +92,40 @@ async def test_a_profile_is_asked_of_every_engine_under_one_name(embedded, path,
 
 
 @run
+async def test_internal_states_are_told_engine_by_engine(embedded):
+    async with served(embedded, engines=2) as it:
+        for round_, fake in enumerate(it.fakes):
+            fake.on_call = lambda *call, round_=round_: (True, f'{{"round":{round_}}}')
+        reply = await it.http.get("/get_internal_state")
+        told = {"internal_states": [{"round": 0}, {"round": 1}]}
+        assert (reply.status_code, reply.json()) == (200, told)
+        it.fake.on_call = lambda *call: (False, "this engine has no operation")
+        assert (await it.http.get("/get_internal_state")).status_code == 501
+
+
+@run
+async def test_settings_are_asked_of_every_engine_and_a_refusal_comes_with_its_reason(embedded):
+    async with served(embedded, engines=2) as it:
+        for fake in it.fakes:
+            fake.on_call = lambda *call: (True, '{"mixed_batch":false}')
+        body = {"server_args": {"mixed_batch": False}}
+        reply = await it.http.post("/set_internal_state", json=body)
+        told = {"updated": True, "server_args": {"mixed_batch": False}}
+        assert (reply.status_code, reply.json()) == (200, told)
+        call = ("set_internal_state", {"mixed_batch": False})
+        assert [fake.calls for fake in it.fakes] == [[call], [call]]
+        it.fakes[1].on_call = lambda *call: (False, "unknown field `colour`")
+        reply = await it.http.post("/set_internal_state", json={"server_args": {"colour": 1}})
+        assert reply.status_code == 400
+        assert reply.json()["success"] is False
+        assert "unknown field `colour`" in reply.json()["message"]
+        for body in (b"{}", b'{"server_args": 3}', b'{"mixed_batch": false}'):
+            reply = await it.http.post("/set_internal_state", content=body)
+            assert reply.status_code == 400
+            assert "/set_internal_state takes server_args" in reply.json()["error"]["message"]
+
+
+@run
 async def test_is_sleeping_says_so_where_any_engine_is(embedded):
     async with served(embedded, engines=2) as it:
         it.fakes[1].on_call = lambda method, *args: (True, "true")

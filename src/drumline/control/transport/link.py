@@ -33,9 +33,7 @@ from drumline.wire.codec import (
     encode,
 )
 from drumline.wire.control import (
-    GetInternalStateReq,
     NativeRequest,
-    SetInternalStateReq,
     call_of,
     reply_to,
 )
@@ -364,9 +362,6 @@ class Transport:
             return None
         if isinstance(asked, Call):
             return CallAsked(asked.call_id, asked.method, tuple(asked.args))
-        if isinstance(asked, GetInternalStateReq | SetInternalStateReq):
-            self._put(outputs, encode(reply_to(asked, success=False, message="")))
-            return None
         # Operations without an id get one below those that frontends give.
         self._native_calls += 1
         self._natives[-self._native_calls] = asked
