@@ -173,6 +173,9 @@ class ModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     ] = ()
 
 
+DEFAULT_KVSTORE_RATIO = 2.0
+
+
 class CacheConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How much KV memory there is, and how it is shared."""
 
@@ -249,21 +252,20 @@ class CacheConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         ),
     ] = None
     kvstore_ratio: Annotated[
-        float,
+        Annotated[float, Meta(gt=0, le=1e6)] | None,
         Meta(
-            gt=0,
-            le=1e6,
-            description="host cache as a multiple of the KV pool, where --kvstore-size is not set",
+            description="host cache as a multiple of the KV pool, where --kvstore-size is not "
+            f"set; {DEFAULT_KVSTORE_RATIO} by default",
             extra=_flags("--hicache-ratio"),
         ),
-    ] = 2.0
+    ] = None
     kvstore_write_policy: Annotated[
-        WritePolicy,
+        WritePolicy | None,
         Meta(
-            description="write pages to the host cache when they are complete, or when the KV "
-            "pool gives them away",
+            description="write pages to the host cache when they are complete (write_through, the "
+            "default), or when the KV pool gives them away (write_back)",
         ),
-    ] = WritePolicy.WRITE_THROUGH
+    ] = None
     retraction_snapshot_host_gb: Annotated[
         Gigabytes | None,
         Meta(
@@ -291,13 +293,29 @@ class CacheConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         parse_bytes("--kv-cache-size", self.kv_cache_size)
         if self.kvstore_size is not None:
             parse_bytes("--kvstore-size", self.kvstore_size, "gb")
-            if not self.kvstore:
-                raise ConfigError("--kvstore-size", "has no effect without --enable-kvstore")
         if self.kvstore and not self.prefix_caching:
             raise ConfigError(
                 "--enable-kvstore",
                 "keeps the pages of prefixes, which --disable-prefix-caching forbids",
             )
+        if not self.kvstore:
+            for flag, value in (
+                ("--kvstore-size", self.kvstore_size),
+                ("--kvstore-ratio", self.kvstore_ratio),
+                ("--kvstore-write-policy", self.kvstore_write_policy),
+            ):
+                if value is not None:
+                    raise ConfigError(flag, "has no effect without --enable-kvstore")
+        self._check_snapshots()
+
+    def _check_snapshots(self) -> None:
+        """Raise ConfigError where suspended requests are asked for that nothing is left for."""
+        memory = "--retraction-snapshot-host-gb", self.retraction_snapshot_host_gb
+        count = "--retraction-snapshot-max-requests", self.retraction_snapshot_max_requests
+        forced = "--debug-force-retraction-interval", self.debug_force_retraction_interval
+        for void, zero in ((count, memory), (memory, count), (forced, memory), (forced, count)):
+            if void[1] and zero[1] == 0:
+                raise ConfigError(void[0], f"has no effect beside {zero[0]} 0")
 
 
 class ScheduleConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

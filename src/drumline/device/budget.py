@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 from msgspec import Struct
 
-from drumline.core.config import CacheConfig, Config, parse_bytes
+from drumline.core.config import DEFAULT_KVSTORE_RATIO, CacheConfig, Config, parse_bytes
 from drumline.core.errors import ConfigError, PeerError
 from drumline.device.host_cache import HostSizes
 from drumline.device.page import BLOCK_TOKENS
@@ -156,7 +156,8 @@ def _host_pages(cache: CacheConfig, pages: int, page_bytes: int, left: int) -> i
         return 1
     if cache.kvstore_size is None:
         pool = (pages - 1) * page_bytes
-        flag, size = "--kvstore-ratio", int(pool * cache.kvstore_ratio)
+        flag = "--kvstore-ratio"
+        size = int(pool * (cache.kvstore_ratio or DEFAULT_KVSTORE_RATIO))
         most = f"{math.floor(100 * max(0, left) / pool) / 100}"
     else:
         flag, most = "--kvstore-size", _mib(left)

@@ -155,7 +155,7 @@ class SchedulerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             max_queued_tokens=config.schedule.max_num_queued_tokens,
             max_model_tokens=specs.model.max_model_len,
             num_host_pages=specs.num_host_pages,
-            host_write_policy=config.cache.kvstore_write_policy,
+            host_write_policy=config.cache.kvstore_write_policy or WritePolicy.WRITE_THROUGH,
             num_snapshot_pages=specs.num_snapshot_pages,
             max_retracted_requests=specs.max_retracted_requests,
             debug_force_retraction_interval=config.cache.debug_force_retraction_interval,

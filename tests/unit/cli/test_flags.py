@@ -70,6 +70,12 @@ def test_without_words_every_default_is_the_structs_own():
         (["--max-num-seqs", "8"], "schedule.max_num_seqs", 8),
         (["--max-running-requests", "8"], "schedule.max_num_seqs", 8),
         (["--max-num-batched-tokens", "64"], "schedule.chunked_prefill_size", 64),
+        (["--enable-kvstore", "--hicache-ratio", "3"], "cache.kvstore_ratio", 3.0),
+        (
+            ["--enable-kvstore", "--kvstore-write-policy", "write_back"],
+            "cache.kvstore_write_policy",
+            "write_back",
+        ),
         (["--max-model-len", "8", "--context-length", "9"], "model.max_model_len", 9),
         (["-tp", "2"], "parallel.tensor_parallel_size", 2),
         (["--tp=2"], "parallel.tensor_parallel_size", 2),
@@ -93,7 +99,30 @@ def test_a_flag_sets_its_field(argv, field, value):
         (["--disable-cuda"], "--disable-cuda: unknown flag; see --help"),
         (["--kv-cache-size", "lots"], "--kv-cache-size: 'lots' is no size; write it as 2GiB"),
         (["--kvstore-size", "4GiB"], "--kvstore-size: has no effect without --enable-kvstore"),
+        (
+            ["--kvstore-ratio", "2", "--disable-kvstore"],
+            "--kvstore-ratio: has no effect without --enable-kvstore",
+        ),
+        (
+            ["--kvstore-write-policy", "write_through"],
+            "--kvstore-write-policy: has no effect without --enable-kvstore",
+        ),
         (["--enable-kvstore", "--kvstore-size", "big"], "--kvstore-size: 'big' is no size"),
+        (
+            ["--retraction-snapshot-max-requests", "4", "--retraction-snapshot-host-gb", "0"],
+            "--retraction-snapshot-max-requests: has no effect beside "
+            "--retraction-snapshot-host-gb 0",
+        ),
+        (
+            ["--retraction-snapshot-max-requests", "0", "--retraction-snapshot-host-gb", "4"],
+            "--retraction-snapshot-host-gb: has no effect beside "
+            "--retraction-snapshot-max-requests 0",
+        ),
+        (
+            ["--debug-force-retraction-interval", "3", "--retraction-snapshot-host-gb", "0"],
+            "--debug-force-retraction-interval: has no effect beside "
+            "--retraction-snapshot-host-gb 0",
+        ),
         (
             ["--enable-kvstore", "--disable-prefix-caching"],
             "--enable-kvstore: keeps the pages of prefixes, which --disable-prefix-caching forbids",

@@ -48,6 +48,10 @@ def test_help_of_a_verb_lists_its_flags(verb, capsys):
         (["serve", "a", "--model", "b"], "MODEL: 'a' is named beside --model"),
         (["serve", "--prot", "1"], "--prot: unknown flag; did you mean --port?"),
         (["generate", "Hi", "--port", "1"], "--port: unknown flag"),
+        (
+            ["serve", "--kvstore-write-policy", "write_back"],
+            "--kvstore-write-policy: has no effect without --enable-kvstore",
+        ),
     ],
 )
 def test_what_the_operator_got_wrong_is_one_line_and_status_2(argv, told, capsys):
