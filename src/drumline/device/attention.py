@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from drumline.contract.arrays import IntArray
 from drumline.device.history import ReadTokens
-from drumline.device.kv import BlockTable, KvPool
+from drumline.device.kv import BlockShape, BlockTable, KvPool
 
 
 class AttentionBatch:
@@ -39,8 +39,14 @@ class AttentionBatch:
     )
 
     def __init__(
-        self, table: BlockTable, rows: IntArray, lengths: IntArray, prefixes: IntArray, page: int
+        self,
+        table: BlockTable,
+        rows: IntArray,
+        lengths: IntArray,
+        prefixes: IntArray,
+        shape: BlockShape,
     ) -> None:
+        page = shape.tokens
         starts = np.cumsum(lengths) - lengths
         token_row = np.repeat(np.arange(len(rows)), lengths)
         positions = np.arange(len(token_row)) - starts[token_row] + prefixes[token_row]
@@ -52,7 +58,7 @@ class AttentionBatch:
         self.prefixes = prefixes
         self.starts = starts
         self.positions = torch.from_numpy(positions)
-        self.slots = torch.from_numpy(held * page + positions % page)
+        self.slots = torch.from_numpy(held * shape.rows + positions % page)
         counts = -(-(prefixes + lengths) // page)
         # What a row does not own it must not read: stale entries become the null block.
         blocks = table.gather(rows, int(counts.max())).astype(np.int64)
@@ -145,13 +151,13 @@ class Attention(Protocol):
         """
 
 
-def store(keys: Tensor, values: Tensor, key: Tensor, value: Tensor, batch: AttentionBatch) -> None:
+def store(pool: KvPool, layer: int, key: Tensor, value: Tensor, batch: AttentionBatch) -> None:
     """Write a batch's keys and values to a layer's pool.
 
     Before anything is read: a batch's tokens attend to each other.
     """
-    keys.view(-1, *key.shape[1:]).index_copy_(0, batch.slots, key)
-    values.view(-1, *value.shape[1:]).index_copy_(0, batch.slots, value)
+    pool.key_rows[layer].index_copy_(0, batch.slots, key)
+    pool.value_rows[layer].index_copy_(0, batch.slots, value)
 
 
 class TorchAttention:
@@ -172,7 +178,7 @@ class TorchAttention:
         window: int | None,
     ) -> Tensor:
         keys, values = self._pool.keys[layer], self._pool.values[layer]
-        store(keys, values, key, value, batch)
+        store(self._pool, layer, key, value, batch)
         out = torch.empty_like(query)
         for group in batch.decodes:
             out[group.tokens] = _decode(group, query, keys, values, window)
@@ -183,7 +189,7 @@ class TorchAttention:
             if prefix == 0:
                 context = key[span], value[span]
             else:
-                width = -(-(prefix + length) // self._pool.block_tokens)
+                width = -(-(prefix + length) // self._pool.shape.tokens)
                 index = batch.blocks[row, :width]
                 context = (
                     keys.index_select(0, index).view(-1, *key.shape[1:])[: prefix + length],

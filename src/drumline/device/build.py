@@ -127,11 +127,9 @@ def _build(config: Config, group: TensorGroup) -> DeviceBuild:
     table = BlockTable(rows, max_model_len // BLOCK_TOKENS + 1)
     need = loaded.decoder.history
     history = TokenHistory(rows, max_model_len) if need is not None else None
-    executor = Executor(
-        loaded.decoder, backend.attention(pool), sampler, rows, BLOCK_TOKENS, history
-    )
+    executor = Executor(loaded.decoder, backend.attention(pool), sampler, rows, pool.shape, history)
     cache = HostCache(
-        pool, executor, budget.host, threads=min(torch.get_num_threads(), _COPY_THREADS)
+        pool, executor, budget.host, min(torch.get_num_threads(), _COPY_THREADS), clock
     )
     load_ms = (clock.now_us() - started) // 1000
     dtype_name = str(dtype).removeprefix("torch.")

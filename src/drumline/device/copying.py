@@ -9,6 +9,7 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from drumline.core.errors import InvariantError
 
@@ -17,10 +18,15 @@ Task = Callable[[], None]
 
 _log = logging.getLogger(__name__)
 _LIVENESS_S = 1.0
+REPORT_S = 10.0
+"""How long a task may take unreported: half a gigabyte is copied in a tenth of it."""
 
 
 class Steps:
     """What of a copy is done.
+
+    Memory that a copy may still write is nobody else's, so there is no time at which one is
+    given up: while one lasts, it is reported.
 
     Thread: waited for by one thread, advanced by those that copy.
     """
@@ -36,7 +42,10 @@ class Steps:
         self._lock = threading.Lock()
 
     def wait(self, step: int) -> None:
-        """Return once a step is done. Raises InvariantError if copying failed."""
+        """Return once a step is done, and report what takes long meanwhile.
+
+        Raises InvariantError if copying failed.
+        """
         done = self._done[step]
         while not done.is_set():
             self._threads.check()
@@ -64,18 +73,59 @@ class Steps:
             done.set()
 
 
+class Clock(Protocol):
+    """What tells how long a copy takes."""
+
+    def now_us(self) -> int:
+        """Return microseconds since an arbitrary start."""
+
+
+class _Work:
+    """What one thread is at, for whoever wonders why it takes so long."""
+
+    __slots__ = ("_clock", "_next_us", "_since_us")
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._since_us: int | None = None
+        self._next_us = 0
+
+    def begin(self) -> None:
+        """Note that a task begins."""
+        self._next_us = int(REPORT_S * 1e6)
+        self._since_us = self._clock.now_us()
+
+    def end(self) -> None:
+        """Note that it is done."""
+        self._since_us = None
+
+    def overdue_s(self) -> float | None:
+        """Return how long the task takes, if that is to be reported now: ever less often."""
+        since = self._since_us
+        if since is None:
+            return None
+        took = self._clock.now_us() - since
+        if took < self._next_us:
+            return None
+        self._next_us = 2 * took
+        return took / 1e6
+
+
 class CopyThreads:
     """A few threads, each of which does what it is given in order."""
 
-    __slots__ = ("_failure", "_queues", "_threads")
+    __slots__ = ("_failure", "_queues", "_threads", "_works")
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, clock: Clock) -> None:
         self._failure: BaseException | None = None
+        self._works = [_Work(clock) for _ in range(count)]
         self._queues: list[queue.SimpleQueue[tuple[Steps, list[Task | None]] | None]] = [
             queue.SimpleQueue() for _ in range(count)
         ]
         self._threads = [
-            threading.Thread(target=self._serve, args=(work,), name=f"copy{n}", daemon=True)
+            threading.Thread(
+                target=self._serve, args=(work, self._works[n]), name=f"copy{n}", daemon=True
+            )
             for n, work in enumerate(self._queues)
         ]
         for thread in self._threads:
@@ -85,12 +135,19 @@ class CopyThreads:
         return len(self._threads)
 
     def check(self) -> None:
-        """Raise InvariantError, with the failure as its cause, once a task failed."""
+        """Report tasks that take long. Thread: any.
+
+        Raises InvariantError, with the failure as its cause, once a task failed.
+        """
         if self._failure is not None:
             error = f"a copy failed: {type(self._failure).__name__}: {self._failure}"
             raise InvariantError(error) from self._failure
         if not all(thread.is_alive() for thread in self._threads):
             raise InvariantError("a copy thread is gone")
+        for thread, work in zip(self._threads, self._works, strict=True):
+            took_s = work.overdue_s()
+            if took_s is not None:
+                _log.warning("%s has been at one copy for %.0f s", thread.name, took_s)
 
     def start(self, steps: Sequence[Sequence[Task]], ended: Task) -> Steps:
         """Begin to copy: step after step, each of at least one task and at most one a thread.
@@ -118,14 +175,20 @@ class CopyThreads:
             work.put(None)
         for thread in self._threads:
             thread.join(_LIVENESS_S)
+            if thread.is_alive():
+                _log.warning("%s is left behind in the middle of a copy", thread.name)
 
-    def _serve(self, work: "queue.SimpleQueue[tuple[Steps, list[Task | None]] | None]") -> None:
-        while (given := work.get()) is not None:
+    def _serve(
+        self, queued: "queue.SimpleQueue[tuple[Steps, list[Task | None]] | None]", work: _Work
+    ) -> None:
+        while (given := queued.get()) is not None:
             copy, tasks = given
             try:
                 for step, task in enumerate(tasks):
                     if task is not None:
+                        work.begin()
                         task()
+                        work.end()
                         copy.arrived(step)
             except BaseException as error:
                 _log.exception("a copy failed")

@@ -18,7 +18,7 @@ from drumline.contract.result import ForwardResult, RowLogprobs
 from drumline.core.errors import InvariantError
 from drumline.device.attention import Attention, AttentionBatch, LayerFence
 from drumline.device.history import TokenHistory
-from drumline.device.kv import BlockTable
+from drumline.device.kv import BlockShape, BlockTable
 from drumline.device.models.decoder import Decoder
 from drumline.device.sampling.logprobs import prompt_logprobs, span_of
 from drumline.device.sampling.sampler import Sampler
@@ -34,7 +34,7 @@ class Executor:
 
     row_words = 1
 
-    __slots__ = ("_attention", "_history", "_last", "_model", "_page", "_sampler")
+    __slots__ = ("_attention", "_history", "_last", "_model", "_sampler", "_shape")
 
     def __init__(
         self,
@@ -42,14 +42,14 @@ class Executor:
         attention: Attention,
         sampler: Sampler,
         rows: int,
-        page: int,
+        shape: BlockShape,
         history: TokenHistory | None = None,
     ) -> None:
         self._history = history
         self._model = model
         self._attention = attention
         self._sampler = sampler
-        self._page = page
+        self._shape = shape
         self._last = torch.zeros(rows, dtype=torch.int64)
 
     def replace(self, model: Decoder) -> None:
@@ -70,7 +70,7 @@ class Executor:
         loads, layer by layer.
         """
         place = AttentionBatch(
-            table, batch.rows, batch.input_lengths, batch.prefix_lengths, self._page
+            table, batch.rows, batch.input_lengths, batch.prefix_lengths, self._shape
         )
         ends = batch.prefix_lengths + batch.input_lengths
         sampling = np.ones(batch.size, np.bool_)

@@ -40,7 +40,7 @@ class FixedAttention:
         window: int | None,
     ) -> Tensor:
         keys, values = self._pool.keys[layer], self._pool.values[layer]
-        store(keys, values, key, value, batch)
+        store(self._pool, layer, key, value, batch)
         out = torch.empty_like(query)
         tokens, heads, dim = query.shape
         kv_heads = key.shape[1]
@@ -69,7 +69,7 @@ class FixedAttention:
 
     def _context(self, side: Tensor, blocks: Tensor, width: int) -> Tensor:
         """Return one row's keys or values, `[1, kv_heads, width, head_dim]`, float32."""
-        columns = width // self._pool.block_tokens
+        columns = width // self._pool.shape.tokens
         index = torch.zeros(columns, dtype=torch.int64)
         held = min(columns, len(blocks))
         index[:held] = blocks[:held]

@@ -34,7 +34,7 @@ from drumline.contract.cache import (
     WriteBack,
 )
 from drumline.core.errors import InvariantError
-from drumline.device.copying import CopyThreads, Steps, Task
+from drumline.device.copying import Clock, CopyThreads, Steps, Task
 from drumline.device.kv import KvPool
 from drumline.device.memory import host_memory
 
@@ -44,8 +44,11 @@ _EMPTY = 0
 STEP_BYTES = 192 << 10
 """Of one block, what a step of a load brings at least: less, and the calls cost more than
 the copying. A layer of a large model is more than that."""
-_SHARE_BYTES = 1 << 20
+_SHARE_BYTES = 2 << 20
 """What a thread copies at least, for less than which it is not worth waking."""
+FENCED_BYTES = 16 << 20
+"""A load of less is done before its forward, by the forward's thread too: to wake others and
+to wait for them step by step would take a good part of what the copying takes."""
 
 Bytes = NDArray[np.uint8]
 _Stretch = tuple[int, int, int]
@@ -84,7 +87,7 @@ class HostPool:
 
     def __init__(self, kv: KvPool, blocks: int, tier: ArenaTier) -> None:
         layout = kv.layout
-        self._memory = host_memory(blocks * layout.block_bytes)
+        self._memory = host_memory(blocks * layout.block_bytes, kv.device)
         self.arena = HostArena(self._memory.data_ptr(), self._memory.numel(), layout, tier)
         self._blocks: Bytes = self._memory.numpy().reshape(blocks, layout.fields, -1)
         self._stamps = np.full(blocks + 1, _EMPTY, np.uint32)
@@ -219,7 +222,9 @@ class HostCache:
 
     __slots__ = ("_host", "_kv", "_landed", "_rows", "_snapshots", "_states", "_threads")
 
-    def __init__(self, kv: KvPool, rows: RowStates, sizes: HostSizes, threads: int) -> None:
+    def __init__(
+        self, kv: KvPool, rows: RowStates, sizes: HostSizes, threads: int, clock: Clock
+    ) -> None:
         self._kv = kv
         self._rows = rows
         self._host = _pool(kv, sizes.host_pages, ArenaTier.HOST)
@@ -227,7 +232,7 @@ class HostCache:
         # By slot, from 1.
         self._states = torch.zeros((sizes.max_retracted + 1, rows.row_words), dtype=torch.int64)
         self._landed: deque[CacheAck] = deque()
-        self._threads = CopyThreads(threads if self.arenas else 0)
+        self._threads = CopyThreads(threads if self.arenas else 0, clock)
 
     @property
     def arenas(self) -> tuple[HostArena, ...]:
@@ -265,8 +270,9 @@ class HostCache:
     def load(self, ops: Sequence[CacheOp]) -> Load | None:
         """Begin to copy blocks to the device: those that the plan's forward reads, then restores.
 
-        Returns what the forward is to wait for, layer by layer, or None. Nobody reads a
-        restored request's blocks before the acknowledgment; its state is in place at once.
+        Returns what the forward is to wait for, layer by layer, or None if there is nothing, or
+        it was little and is there. Nobody reads a restored request's blocks before the
+        acknowledgment; its state is in place at once.
         """
         loads = [op for op in ops if isinstance(op, LoadBack)]
         fence = self._begin_load(loads) if loads else None
@@ -276,11 +282,16 @@ class HostCache:
                 self._begin_restore(op)
         return fence
 
-    def _begin_load(self, ops: list[LoadBack]) -> Load:
+    def _begin_load(self, ops: list[LoadBack]) -> Load | None:
         host = self._of(self._host, ops[0])
         layout = self._kv.layout
-        step_layers = max(1, STEP_BYTES // (2 * layout.field_bytes))
         moves = [move for op in ops for move in op.moves]
+        if sum(len(move.sources) for move in moves) * layout.block_bytes < FENCED_BYTES:
+            (tasks,) = host.loads(self._kv, moves, len(self._threads), layout.fields)
+            self._threads.run(tasks)
+            self._land(*ops)
+            return None
+        step_layers = max(1, STEP_BYTES // (2 * layout.field_bytes))
         steps = host.loads(self._kv, moves, len(self._threads), 2 * step_layers)
         return Load(self._threads.start(steps, partial(self._land, *ops)), step_layers)
 

@@ -10,6 +10,7 @@ import math
 
 import numpy as np
 import torch
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from drumline.contract.arena import PageLayout
@@ -18,16 +19,37 @@ from drumline.core.errors import ConfigError
 from drumline.device.memory import Memory
 
 
-class KvPool:
-    """Keys and values of every layer, in blocks of `block_tokens` tokens.
+class BlockShape(Struct, frozen=True):
+    """Where tokens lie in a layer's rows: token `t` of block `b` is row `b * rows + t`."""
 
-    One tensor a layer and kind, `[blocks, block_tokens, kv_heads, head_dim]`: a
-    block is contiguous, and a layer's kernel is handed that layer's memory alone.
-    All of them lie in one piece of memory, so that a block is one copy over all layers.
+    tokens: int
+    """Tokens a block holds."""
+    rows: int
+    """Rows from a block to the next: its tokens in every layer, keys and values."""
+
+
+class KvPool:
+    """Keys and values of every layer, in blocks.
+
+    A block is one piece of memory, layer by layer, the keys before the values: the way
+    blocks lie in host memory too, so that one is moved by one copy, and so is a run of its
+    layers. A layer's view, `[blocks, block_tokens, kv_heads, head_dim]`, has gaps between
+    blocks and none within.
     Block 0 is the null block: nobody owns it, and what is read from it is masked.
     """
 
-    __slots__ = ("_memory", "block_tokens", "bytes", "keys", "layout", "values")
+    __slots__ = (
+        "_blocks",
+        "_memory",
+        "bytes",
+        "device",
+        "key_rows",
+        "keys",
+        "layout",
+        "shape",
+        "value_rows",
+        "values",
+    )
 
     def __init__(
         self,
@@ -40,18 +62,31 @@ class KvPool:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        shape = (blocks, block_tokens, kv_heads, head_dim)
-        field_bytes = math.prod(shape[1:]) * dtype.itemsize
+        token = (kv_heads, head_dim)
+        field_bytes = block_tokens * math.prod(token) * dtype.itemsize
         name = str(dtype).removeprefix("torch.")
         # Whoever changes how a block's bytes are read names it here.
         tag = f"tokens-heads-dims {block_tokens}x{kv_heads}x{head_dim} {name}"
         self.layout = PageLayout(tag, 2 * layers, field_bytes)
+        self.device = device
         self._memory = Memory(blocks * self.layout.block_bytes, device)
-        parts = self._memory.bytes.view(2 * layers, blocks, field_bytes)
-        fields = [part.view(dtype).view(shape) for part in parts]
-        self.block_tokens = block_tokens
-        self.keys, self.values = fields[::2], fields[1::2]
-        self.bytes: NDArray[np.uint8] = parts.transpose(0, 1).numpy()
+        held = self._memory.bytes.view(dtype)
+        self._blocks = held.view(blocks, -1)
+        self.shape = BlockShape(block_tokens, 2 * layers * block_tokens)
+        fields = held.view(blocks, 2 * layers, block_tokens, *token)
+        self.keys, self.values = (
+            [fields[:, field] for field in range(side, 2 * layers, 2)] for side in (0, 1)
+        )
+        rows = held.view(-1, *token)
+        self.key_rows, self.value_rows = (
+            [rows[field * block_tokens :] for field in range(side, 2 * layers, 2)]
+            for side in (0, 1)
+        )
+        """The same by token, `[rows, kv_heads, head_dim]`, as `shape` says: without gaps, which
+        is what single tokens are written to quickest."""
+        self.bytes: NDArray[np.uint8] = self._memory.bytes.view(
+            blocks, 2 * layers, field_bytes
+        ).numpy()
         """The same memory as blocks, `[blocks, fields, field_bytes]`: what threads copy."""
 
     @property
@@ -65,16 +100,13 @@ class KvPool:
 
     def zero(self, blocks: IntArray) -> None:
         """Blank blocks for a new owner."""
-        index = torch.from_numpy(blocks.astype(np.int64))
-        for tensor in (*self.keys, *self.values):
-            tensor.index_fill_(0, index, 0)
+        self._blocks.index_fill_(0, torch.from_numpy(blocks.astype(np.int64)), 0)
 
     def copy(self, sources: IntArray, targets: IntArray) -> None:
         """Copy blocks onto others, as if all sources were read before any target is written."""
         source = torch.from_numpy(sources.astype(np.int64))
         target = torch.from_numpy(targets.astype(np.int64))
-        for tensor in (*self.keys, *self.values):
-            tensor.index_copy_(0, target, tensor.index_select(0, source))
+        self._blocks.index_copy_(0, target, self._blocks.index_select(0, source))
 
 
 class BlockTable:

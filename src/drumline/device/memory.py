@@ -60,9 +60,12 @@ class Memory:
         self._mapped.madvise(mmap.MADV_DONTNEED)
 
 
-def host_memory(size: int) -> Tensor:
-    """Return `size` zero bytes of host memory, uint8.
+def host_memory(size: int, device: torch.device = _CPU) -> Tensor:
+    """Return `size` zero bytes of host memory, uint8, that a device copies from and to.
 
-    Raises OSError where the system has no address space for it.
+    Beside a CPU they lie in huge pages, beside CUDA in pinned ones. Raises OSError or
+    RuntimeError where the system has no room for them.
     """
+    if device.type == "cuda":
+        return torch.zeros(size, dtype=torch.uint8, pin_memory=True)
     return Memory(size).bytes

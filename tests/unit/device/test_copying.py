@@ -4,13 +4,15 @@ import threading
 
 import pytest
 
+from drumline.core.clock import SystemClock
 from drumline.core.errors import InvariantError
 from drumline.device.copying import CopyThreads
+from drumline.replay.clock import ManualClock
 
 
 @pytest.fixture
 def threads():
-    made = CopyThreads(3)
+    made = CopyThreads(3, SystemClock())
     yield made
     made.stop()
 
@@ -59,10 +61,49 @@ def test_a_failure_reaches_whoever_waits_and_whoever_asks_later(threads):
 
 
 def test_stopping_finishes_what_was_begun():
-    threads = CopyThreads(2)
+    threads = CopyThreads(2, SystemClock())
     seen = []
     threads.start([[lambda: seen.append(0)], [lambda: seen.append(1)]], lambda: None)
     threads.stop()
     assert seen == [0, 1]
     with pytest.raises(InvariantError, match="a copy thread is gone"):
         threads.check()
+
+
+def test_a_copy_that_hangs_is_reported_ever_less_often_whether_somebody_waits_or_not(caplog):
+    clock = ManualClock()
+    threads = CopyThreads(2, clock)
+    begun, go = threading.Event(), threading.Event()
+
+    def hangs():
+        begun.set()
+        assert go.wait(20)
+
+    def reports(passing_s):
+        clock.advance(int(passing_s * 1e6))
+        caplog.clear()
+        threads.check()
+        return caplog.messages
+
+    try:
+        copy = threads.start([[hangs]], lambda: None)
+        assert begun.wait(20)
+        assert reports(9) == []
+        assert reports(2) == ["copy0 has been at one copy for 11 s"]
+        assert reports(8) == []
+        clock.advance(int(4e6))
+        caplog.clear()
+        waits = threading.Thread(target=copy.wait_all)
+        waits.start()
+        for _ in range(200):
+            if caplog.messages:
+                break
+            waits.join(0.01)
+        assert caplog.messages == ["copy0 has been at one copy for 23 s"]
+        go.set()
+        waits.join(20)
+        assert not waits.is_alive()
+        assert reports(100) == []
+    finally:
+        go.set()
+        threads.stop()

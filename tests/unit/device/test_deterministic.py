@@ -128,7 +128,7 @@ def test_attention_to_long_contexts_is_exact_and_the_same_in_any_chunk(window, d
         table.patch(np.ones(70, np.int32), np.arange(70, dtype=np.int32), np.arange(9, 79))
         attention, parts, start = kind(pool), [], 0
         for end in (*cuts, tokens):
-            batch = AttentionBatch(table, ints(1), ints(end - start), ints(start), 16)
+            batch = AttentionBatch(table, ints(1), ints(end - start), ints(start), pool.shape)
             span = slice(start, end)
             parts.append(attention(0, query[span], key[span], value[span], batch, window))
             start = end

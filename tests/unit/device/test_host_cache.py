@@ -316,7 +316,7 @@ class Slow:
     ],
 )
 def test_an_operation_on_a_tier_that_is_not_there_stops_the_plane(rig, op, said):
-    device = rig(kvstore=False, retraction_snapshot_host_gb=0.0)
+    device = rig(kvstore=False, retraction_snapshot_max_requests=0)
     device.execute(device.plan(cache_ops=(op,)))
     with pytest.raises(InvariantError, match=said):
         device.thread.call(lambda: None)

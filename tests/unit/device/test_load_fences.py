@@ -80,8 +80,9 @@ class Instead:
 
 @pytest.fixture
 def device(checkpoint, monkeypatch):
-    """A running device, each layer of whose loads is a step of its own; 48 tokens are stored."""
+    """A running device, each layer of whose loads is a step of its own, however little it is."""
     monkeypatch.setattr(host_cache, "STEP_BYTES", 1)
+    monkeypatch.setattr(host_cache, "FENCED_BYTES", 1)
     made = Rig(
         Config(
             model=ModelConfig(model=str(checkpoint("llama")[1]), dtype=Dtype.FLOAT32),
@@ -172,6 +173,22 @@ def test_a_forward_waits_for_its_own_plan_s_load_and_the_next_for_none(device):
     assert fences[0] is not None
     assert fences[1] is None
     assert fences[2] not in {None, fences[0]}
+
+
+def test_a_small_load_is_there_before_its_forward_and_wakes_nobody(device, monkeypatch):
+    expected = stored(device)
+    gates = Gates(device)
+    block_bytes = device.built.handle._pool.layout.block_bytes
+    monkeypatch.setattr(host_cache, "FENCED_BYTES", 3 * block_bytes + 1)
+    # No gate is opened.
+    assert answered(device.run(loading(device), WANTED)) == pytest.approx(expected, abs=1e-4)
+    assert device.plane.poll_cache_acks() == [CacheAck(1)]
+    monkeypatch.setattr(host_cache, "FENCED_BYTES", 3 * block_bytes)
+    gates.reached[0].clear()
+    ticket = device.execute(loading(device, 3, 2, (34, 32, 33, 31, 35)), WANTED)
+    assert not gates.reached[0].wait(0.1)
+    gates.open()
+    assert answered(device.plane.complete(ticket)) == pytest.approx(expected, abs=1e-4)
 
 
 def test_a_plan_that_loads_and_forwards_nothing_ends_behind_its_load(device):

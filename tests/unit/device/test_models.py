@@ -42,7 +42,7 @@ class Loaded:
             dtype=torch.float32,
             device=cpu,
         )
-        self.attention = backend.attention(pool)
+        self.attention, self.shape = backend.attention(pool), pool.shape
         self.table = BlockTable(4, 8)
         shuffled = np.random.default_rng(1).permutation(np.arange(1, 32)).astype(np.int32)
         for row in range(1, 4):
@@ -51,7 +51,7 @@ class Loaded:
 
     def batch(self, rows, prefixes, chunks):
         lengths = ints(*map(len, chunks))
-        return AttentionBatch(self.table, ints(*rows), lengths, ints(*prefixes), PAGE)
+        return AttentionBatch(self.table, ints(*rows), lengths, ints(*prefixes), self.shape)
 
     @torch.inference_mode()
     def feed(self, rows, prefixes, chunks):
