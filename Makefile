@@ -46,7 +46,7 @@ soak: $(VENV)/.dev ## long random runs: the scheduler beside the published one, 
 	DRUMLINE_SOAK_WALKS=20 DRUMLINE_SOAK_GRAMMARS=5000 $(BIN)/pytest -o faulthandler_timeout=7200 tests/unit/grammar/test_suite_walks.py tests/unit/grammar/test_fuzz.py $(ARGS)
 	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE DRUMLINE_SOAK_ENDS=3 $(BIN)/pytest tests/e2e/test_ranks_that_end.py $(ARGS)
 	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE DRUMLINE_SOAK_SLEEPS=50 $(BIN)/pytest tests/e2e/test_operations.py -o faulthandler_timeout=0 $(ARGS)
-	DRUMLINE_SOAK_MEMORY=1 $(BIN)/pytest tests/e2e/test_embedded_in_little_memory.py -o log_cli=true -o log_cli_level=INFO -o faulthandler_timeout=0
+	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE DRUMLINE_SOAK_MEMORY=64 $(BIN)/pytest tests/e2e/test_embedded_in_little_memory.py -o log_cli=true -o log_cli_level=INFO -o faulthandler_timeout=0
 	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE DRUMLINE_SOAK_REQUESTS=10000 $(BIN)/pytest -o faulthandler_timeout=7200 tests/unit/frontend/test_restless_clients.py $(ARGS)
 	$(BIN)/python benchmarks/round.py --soak 1000000 --json benchmarks/results/soak.json
 

@@ -1,6 +1,7 @@
 """The embedded model on a KV pool a third of what is asked of it, in both float types.
 
-`make soak` plays it in full: 64 requests of 600 tokens that want 400 more.
+`make soak` plays it in full: 64 requests of 600 tokens that want 400 more
+(`DRUMLINE_SOAK_MEMORY` says how many).
 """
 
 import os
@@ -18,8 +19,8 @@ from drumline.core.config import Dtype
 
 _log = logging.getLogger(__name__)
 
-FULL = bool(os.environ.get("DRUMLINE_SOAK_MEMORY"))
-COUNT, PROMPT, ANSWER = (64, 600, 400) if FULL else (4, 20, 16)
+FULL = int(os.environ.get("DRUMLINE_SOAK_MEMORY", "0"))
+COUNT, PROMPT, ANSWER = (FULL, 600, 400) if FULL else (4, 20, 16)
 VOCAB = 40_000
 PAGE = 16
 WAVER = {Dtype.FLOAT32: 1e-3, Dtype.BFLOAT16: 0.3}
@@ -69,7 +70,7 @@ def test_a_pool_a_third_the_size_serves_all_with_the_ample_pool_s_texts(dtype):
         mine = told(short, asked)
         took = time.perf_counter() - between, between - began
         check_fed_once(short, asked, context)
-        assert short.counters.retractions >= (20 if FULL else 1)
+        assert short.counters.retractions >= max(1, COUNT // 4)
         assert short.counters.restores == short.counters.retractions
         short.check_drained()
         state = short.loop._cache_ops.state(short.scheduler)

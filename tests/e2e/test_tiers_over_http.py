@@ -1,6 +1,7 @@
 """What clients see of little memory: prefixes that come back, and ends with a reason."""
 
 import concurrent.futures
+import json
 import re
 
 import httpx
@@ -9,7 +10,9 @@ from tests.e2e.processes import Server
 
 PAGES = 24
 TOKENS = 16 * PAGES
-CONTEXT = 256
+CONTEXT = 512
+ROOM = TOKENS - 16 - 1
+"""What one request may have: a page is for the copy of a shared one, a token for what is ahead."""
 
 
 @pytest.fixture(scope="module")
@@ -83,28 +86,66 @@ def cached(answer):
     return (answer["usage"].get("prompt_tokens_details") or {}).get("cached_tokens", 0)
 
 
-def test_a_request_that_could_never_fit_is_refused_at_once_with_the_numbers(http):
-    refused = complete(http, list(range(2000, 2200)), max_tokens=100)
+@pytest.mark.parametrize(
+    ("prompt", "answer", "numbers"),
+    [(400, 4, "has 400 tokens"), (200, 300, "200 tokens and max_tokens 300 are 500 tokens")],
+    ids=["a prompt", "a prompt and its answer"],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_can_never_fit_the_pool_is_refused_at_once_with_both_numbers(
+    http, prompt, answer, numbers, stream
+):
+    # The model's context would hold it.
+    assert prompt + answer < CONTEXT
+    before = kv(http)
+    asked = [2000 + n for n in range(prompt)]
+    refused = complete(http, asked, max_tokens=answer, stream=stream)
     assert refused.status_code == 400
-    message = refused.json()["error"]["message"]
-    assert str(CONTEXT) in message
-    assert "200" in message
-    assert "100" in message
+    error = refused.json()["error"]
+    assert error["code"] == "kv_pool_exceeded"
+    assert error["type"] == "invalid_request_error"
+    assert numbers in error["message"]
+    assert f"the engine's KV pool holds {ROOM}" in error["message"]
+    # The engine never saw it.
+    assert kv(http)["counters"] == before["counters"]
 
 
-def test_whoever_ends_for_want_of_memory_is_told_so_with_the_numbers(http):
+def test_what_just_fits_the_pool_is_answered(http):
+    asked = [2000 + n for n in range(ROOM - 4)]
+    answered = complete(http, asked, max_tokens=4)
+    assert answered.status_code == 200
+    assert answered.json()["usage"]["total_tokens"] == ROOM
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_whoever_ends_for_want_of_memory_is_told_so_with_the_numbers(http, stream):
     # Two that grow past the pool together, which neither declared.
+    before = kv(http)["counters"]["aborts"]
+
     def ask(word):
-        content = f"{word} " * 140
-        body = {"messages": [{"role": "user", "content": content}], "ignore_eos": True}
+        body = {
+            "messages": [{"role": "user", "content": f"{word} " * 140}],
+            "ignore_eos": True,
+            "stream": stream,
+        }
         return http.post("/v1/chat/completions", json=body)
 
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         answers = list(pool.map(ask, ("one", "two")))
-    statuses = sorted(answer.status_code for answer in answers)
-    assert statuses == [200, 503], [answer.text[:300] for answer in answers]
-    (ended,) = [answer for answer in answers if answer.status_code == 503]
-    message = ended.json()["error"]["message"]
-    assert f"out_of_pages: none of {PAGES} pages is free" in message
-    assert kv(http)["counters"]["aborts"] == 1
-    assert metric(http, "drumline:capacity_aborts_total") == 1
+    errors = [error for error in map(ending, answers) if error is not None]
+    (error,) = errors
+    assert f"out_of_pages: none of {PAGES} pages is free" in error["message"]
+    assert error["type"] == "server_error"
+    if not stream:
+        assert sorted(answer.status_code for answer in answers) == [200, 503]
+    assert kv(http)["counters"]["aborts"] == before + 1
+    assert metric(http, "drumline:capacity_aborts_total") == before + 1
+
+
+def ending(answer):
+    """Return the error an answer ended with, in its body or in its last event but the sentinel."""
+    if not answer.headers["content-type"].startswith("text/event-stream"):
+        return answer.json().get("error")
+    events = [line.removeprefix("data: ") for line in answer.text.splitlines() if line]
+    assert events[-1] == "[DONE]"
+    return json.loads(events[-2]).get("error")

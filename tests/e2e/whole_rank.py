@@ -1,5 +1,8 @@
 """A whole rank but its wire in this process: scheduler, loop and device, run by hand."""
 
+import logging
+import time
+
 import numpy as np
 import pytest
 
@@ -21,6 +24,10 @@ from drumline.scheduler.scheduler import Scheduler
 CONTEXT = 160
 PROMPT = 60
 ROUNDS = 20_000
+PROGRESS_S = 60.0
+"""How often a run that lasts says where it is."""
+
+_log = logging.getLogger(__name__)
 
 
 class Rank:
@@ -80,8 +87,19 @@ class Rank:
             self.loop.round(False)
 
     def run_until_idle(self):
-        for _ in range(ROUNDS):
+        began = told = time.monotonic()
+        for n in range(ROUNDS):
             self.loop.round(False)
+            if time.monotonic() - told > PROGRESS_S:
+                told = time.monotonic()
+                _log.info(
+                    "after %.0f s and %d rounds: %d tokens fed, %d suspensions, %d requests left",
+                    told - began,
+                    n,
+                    self.fed,
+                    self.counters.retractions,
+                    len(self.frontend.live),
+                )
             if self.loop.idle and not self.frontend.queued:
                 self.loop.check()
                 return
