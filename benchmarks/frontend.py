@@ -17,7 +17,7 @@ import contextlib
 import json
 import os
 import platform
-import selectors
+import select
 import socket
 import statistics
 import subprocess
@@ -27,10 +27,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
+import uvloop
 import zmq
 
-from drumline.core.config import ServerConfig
+from drumline.client.engine_client import EngineClient
+from drumline.core.config import Config, LogLevel, ModelConfig, ProcessConfig, ServerConfig
+from drumline.core.model_files import find_model
 from drumline.core.version import VERSION
+from drumline.frontend.serve import listen_for, url_of
+from drumline.frontend.service import Service
+from drumline.frontend.text.load import load_tokenizer
+from drumline.frontend.workers.hub import Hub
+from drumline.launcher.front import Front, OneServer, SeveralServers
+from drumline.launcher.workers import Workers
 from drumline.wire.codec import encode
 from drumline.wire.frames import InputKind, decode_generate, kind_of
 from drumline.wire.handshake import (
@@ -44,6 +53,7 @@ from drumline.wire.output import BatchTokenIDOutSlim
 
 MOST_CPU_US, MOST_P99_MS, MOST_HEALTH_MS = 50.0, 20.0, 50.0
 MARK = "~"
+ASK_EVERY_S = 0.02
 LONG_PROMPT = "The quick brown fox jumps over the lazy dog. " * 23_302  # one megabyte
 ROOM_TOKENS = 1 << 21
 
@@ -80,32 +90,39 @@ def main() -> int:
 # --- the API server, in its own process
 
 
-def _serve(workers: int) -> int:
-    """Serve on a free port; print the engine's address, and the URL once it has registered."""
-    import uvloop  # noqa: PLC0415  only this process needs any of it
+def _serve(count: int) -> int:
+    """Serve with `count` workers on a free port, until standard input ends.
 
-    from drumline.client.engine_client import EngineClient  # noqa: PLC0415
-    from drumline.core.model_files import find_model  # noqa: PLC0415
-    from drumline.frontend.serve import listen, serve  # noqa: PLC0415
-    from drumline.frontend.service import Service  # noqa: PLC0415
-    from drumline.frontend.text.load import load_tokenizer  # noqa: PLC0415
+    Prints the engine's address, MARK's token, and the URL once connections are answered.
+    """
+    config = Config(
+        model=ModelConfig(model=str(find_model(None).path), served_model_name=("bench",)),
+        server=ServerConfig(port=0, api_server_count=count),
+        process=ProcessConfig(log_level=LogLevel.WARNING),
+    )
 
     async def run() -> None:
         client = EngineClient()
         print(await client.bind(), flush=True)
-        server = ServerConfig(port=0)
         tokenizer = load_tokenizer(find_model(None))
         print(tokenizer.encode(MARK, add_special=False)[0], flush=True)
-        service = Service(server, ("bench",), client, await client.ready(30), tokenizer)
+        registration = await client.ready(30)
         stop = asyncio.Event()
-        asyncio.get_running_loop().run_in_executor(None, sys.stdin.read).add_done_callback(
-            lambda _: stop.set()
-        )
-        with contextlib.closing(listen(server)) as listener:
-            await serve(
-                service, listener, stop=stop, drain_timeout_s=1,
-                ready=lambda url: print(url, flush=True),
-            )  # fmt: skip
+        reading = asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
+        reading.add_done_callback(lambda _: stop.set())
+        with contextlib.ExitStack() as closing:
+            listeners = listen_for(config.server, count)
+            for listener in listeners:
+                closing.enter_context(listener)
+            if count == 1:
+                service = Service(config.server, ("bench",), client, registration, tokenizer)
+                front: Front = OneServer(service, listeners[0])
+            else:
+                hub = Hub(client, "bench", None)
+                workers = Workers(config, registration, hub, listeners)
+                await workers.start(60)
+                front = SeveralServers(hub, workers, url_of(listeners[0], config.server))
+            await front.serve(stop, 1, lambda url: print(url, flush=True))
         await client.close()
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -179,6 +196,17 @@ class Engine:
         self._context.destroy(100)
 
 
+class _Stream:
+    """A connection, and how many marks came of it; the probe's has -1."""
+
+    __slots__ = ("_socket", "receive", "seen")
+
+    def __init__(self, one: socket.socket, seen: int) -> None:
+        self._socket = one
+        self.receive = one.recv
+        self.seen = seen
+
+
 class Clients:
     """Streams read from raw sockets, and one connection that asks for `/health`."""
 
@@ -186,20 +214,19 @@ class Clients:
         host, _, port = url.removeprefix("http://").rpartition(":")
         self._address = (host, int(port))
         self._engine = engine
-        self._selector = selectors.DefaultSelector()
-        self._seen = [0] * streams
+        self._poll = select.epoll()
+        self._streams: dict[int, _Stream] = {}
         self.late: list[float] = []
         self.events = 0
         self.health: list[float] = []
-        self._asked_at = 0.0
-        self._probe = self._connected()
-        self._selector.register(self._probe, selectors.EVENT_READ, -1)
+        self._asked_at = self._next_ask = 0.0
+        self._probe = self._watched(self._connected(), -1)
         for index in range(streams):
             one = self._connected()
             one.sendall(self._request({"prompt": [1, 2, 3, 4], "max_tokens": 100_000,
                                        "stream": True, "ignore_eos": True}))  # fmt: skip
             engine.take(index + 1)
-            self._selector.register(one, selectors.EVENT_READ, index)
+            self._watched(one, 0)
 
     def ask(self, body: dict[str, object]) -> socket.socket:
         """Send a completion request and return its connection, unread."""
@@ -209,23 +236,35 @@ class Clients:
         return one
 
     def read(self, until: float) -> None:
-        """Read whatever comes until the clock shows `until`."""
-        while (left := until - time.perf_counter()) > 0:
-            if not self._asked_at:
+        """Read whatever comes until the clock shows `until`, and what is there by then."""
+        sent, mark = self._engine.sent, MARK.encode()
+        while True:
+            if not self._asked_at and time.perf_counter() >= self._next_ask:
+                self._next_ask = time.perf_counter() + ASK_EVERY_S
                 self._probe.sendall(b"GET /health HTTP/1.1\r\nhost: bench\r\n\r\n")
                 self._asked_at = time.perf_counter()
-            for key, _ in self._selector.select(left):
-                data = key.fileobj.recv(1 << 16)  # type: ignore[union-attr]
+            left = until - time.perf_counter()
+            for fd, _ in self._poll.poll(max(left, 0)):
+                stream = self._streams[fd]
+                data = stream.receive(1 << 16)
                 now = time.perf_counter()
-                if key.data < 0:
-                    self.health.append(now - self._asked_at)
-                    self._asked_at = 0.0
+                if stream.seen < 0:
+                    if data.endswith(b"}"):
+                        self.health.append(now - self._asked_at)
+                        self._asked_at = 0.0
                     continue
-                count = data.count(MARK.encode())
-                seen = self._seen[key.data]
-                self._seen[key.data] = seen + count
+                count = data.count(mark)
+                seen = stream.seen
+                stream.seen += count
                 self.events += data.count(b"data: ")
-                self.late += [now - sent for sent in self._engine.sent[seen : seen + count]]
+                self.late += [now - at for at in sent[seen : seen + count]]
+            if left <= 0:
+                return
+
+    def _watched(self, one: socket.socket, seen: int) -> socket.socket:
+        self._streams[one.fileno()] = _Stream(one, seen)
+        self._poll.register(one.fileno(), select.EPOLLIN)
+        return one
 
     def _connected(self) -> socket.socket:
         one = socket.create_connection(self._address)

@@ -11,7 +11,7 @@ It knows neither HTTP nor text, and starts no engine.
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, cast
+from typing import Any, Protocol, TypeVar, cast, overload
 
 import zmq
 import zmq.asyncio
@@ -21,7 +21,7 @@ from drumline.client.calls import Calls
 from drumline.client.deltas import deltas
 from drumline.client.reports import Reports
 from drumline.client.routing import Policy, RoundRobin, Situation, pinned, roomed
-from drumline.client.stream import Stream
+from drumline.client.stream import Delta, Stream
 from drumline.contract.outputs import Load
 from drumline.contract.ports import Clock
 from drumline.core.clock import SystemClock
@@ -53,6 +53,29 @@ log = logging.getLogger(__name__)
 _LINGER_MS = 500
 
 
+class Receiver(Protocol):
+    """Who takes the outputs of one request; a `Stream` does."""
+
+    @property
+    def rid(self) -> str: ...
+
+    @property
+    def engine_index(self) -> int: ...
+
+    @property
+    def ended(self) -> bool: ...
+
+    def push(self, delta: Delta) -> None:
+        """Take what the engine said; with a finished reason it is the last."""
+
+    def fail(self, reason: str) -> None:
+        """Hear that the engine is gone."""
+
+
+R = TypeVar("R", bound=Receiver)
+Into = Callable[[str, int, Callable[[Any], None]], R]
+
+
 class EngineClient:
     """The link to `engines` engines, which register under the indices 0 … engines - 1.
 
@@ -69,7 +92,7 @@ class EngineClient:
         self._clock = clock or SystemClock()
         self._reports = Reports(engines, self._clock)
         self._calls = Calls()
-        self._streams: dict[str, Stream] = {}
+        self._streams: dict[str, Receiver] = {}
         self._in_flight = [0] * engines
         self._busy_since_us = 0
         self._unreported = [0] * engines
@@ -165,9 +188,17 @@ class EngineClient:
 
     # --- requests
 
-    def submit(self, request: TokenizedGenerateReqInput) -> Stream:
-        """Send a request to an engine and return its outputs to come.
+    @overload
+    def submit(self, request: TokenizedGenerateReqInput) -> Stream: ...
 
+    @overload
+    def submit(self, request: TokenizedGenerateReqInput, into: Into[R]) -> R: ...
+
+    def submit(self, request: TokenizedGenerateReqInput, into: Into[Any] = Stream) -> Any:
+        """Send a request to an engine and return its outputs to come, or who takes them.
+
+        `into` makes a receiver of the id, the engine's index, and what is to be called with the
+        receiver when nobody waits any more.
         Raises RequestError 409 for an id that is in flight, 400 for a request that no
         engine takes, and PeerError when the engine is gone or not there yet.
         """
@@ -180,11 +211,11 @@ class EngineClient:
         if rid in self._streams:
             raise RequestError(409, f"a request with the id {rid!r} is in flight", param="rid")
         engine = self._engine_for(request)
-        frames = _on_the_wire(lambda: add_frames(request))
+        frames = on_the_wire(lambda: add_frames(request))
         self._send(engine, frames)
         if not self._streams:
             self._busy_since_us = self._clock.now_us()
-        stream = Stream(rid, engine, self._abort)
+        stream = into(rid, engine, self._abort)
         self._streams[rid] = stream
         self._in_flight[engine] += 1
         self._unreported[engine] += 1
@@ -223,6 +254,11 @@ class EngineClient:
         return (self._clock.now_us() - self._busy_since_us) / 1e6 if self._streams else 0.0
 
     @property
+    def failure(self) -> str | None:
+        """Why nothing works any more; None while it does."""
+        return self._failure
+
+    @property
     def loads(self) -> tuple[Load, ...]:
         """Every engine's load, by index; empty unless all are less than 3 s old."""
         return self._reports.loads
@@ -243,7 +279,7 @@ class EngineClient:
         self._check_open()
         call_id, futures = self._calls.opened(self._engines)
         try:
-            frames = _on_the_wire(lambda: call_frames(call_id, method, args))
+            frames = on_the_wire(lambda: call_frames(call_id, method, args))
             for engine in range(self._engines):
                 self._send(engine, frames)
             async with asyncio.timeout(timeout_s):
@@ -256,12 +292,12 @@ class EngineClient:
         finally:
             self._calls.forget(call_id, self._engines)
 
-    def cancel(self, stream: Stream) -> None:
+    def cancel(self, stream: Receiver) -> None:
         """Have a request ended; its stream stays open for what the engine says of that."""
         if not stream.ended:
             self._send(stream.engine_index, abort_frames([stream.rid]))
 
-    def _abort(self, stream: Stream) -> None:
+    def _abort(self, stream: Receiver) -> None:
         self._forget(stream)
         if not self.closed.is_set():
             try:
@@ -269,7 +305,7 @@ class EngineClient:
             except PeerError as error:
                 log.debug("abort of %s not sent: %s", stream.rid, error)
 
-    def _forget(self, stream: Stream) -> None:
+    def _forget(self, stream: Receiver) -> None:
         if self._streams.pop(stream.rid, None) is not None:
             self._in_flight[stream.engine_index] -= 1
 
@@ -427,7 +463,7 @@ class EngineClient:
             self._fail(f"the link to the engine broke: {error}")
 
 
-def _on_the_wire(made: Callable[[], list[Buffer]]) -> list[Buffer]:
+def on_the_wire(made: Callable[[], list[Buffer]]) -> list[Buffer]:
     """Return frames. Raises RequestError 400 for a value that no message can hold."""
     try:
         return made()

@@ -16,7 +16,7 @@ from drumline.core.errors import PeerError
 T = TypeVar("T")
 
 
-class Delta(Struct):
+class Delta(Struct, array_like=True):
     """What a request produced since the last delta.
 
     `finished_reason` is empty while the request runs, else `stop`, `length` or

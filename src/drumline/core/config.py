@@ -530,6 +530,14 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     host: Annotated[str, Meta(description="address to bind")] = "127.0.0.1"
     port: Annotated[Port, Meta(description="port to bind; 0 takes a free one")] = 8000
+    api_server_count: Annotated[
+        Annotated[int, Meta(ge=1, le=64)],
+        Meta(
+            description="HTTP workers behind the port, processes that speak HTTP and text; with "
+            "one, that is the launcher itself",
+            extra=_flags("--tokenizer-worker-num"),
+        ),
+    ] = 1
     max_body_bytes: Annotated[Positive, Meta(description="largest request body that is read")] = (
         32 * 1024 * 1024
     )

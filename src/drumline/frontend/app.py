@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import msgspec
 from msgspec import Struct
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Scope
@@ -215,8 +215,7 @@ class _Showing:
         await reply.body(_encode(health), status=200 if health.ok else 503)
 
     async def metrics(self, scope: Scope, reply: Reply) -> None:
-        await self._service.caches.refresh()
-        text = generate_latest(self._service.registry)
+        text = await self._service.desk.metrics()
         await reply.body(text, kind=CONTENT_TYPE_LATEST.encode())
 
     async def caches(self, scope: Scope, reply: Reply) -> None:

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import Struct
 
-from drumline.client.engine_client import EngineClient
 from drumline.contract.census import CacheCounters, CacheState, Census, PoolCensus
 from drumline.core.errors import PeerError, RequestError
+from drumline.frontend.engine_link import EngineLink
 from drumline.frontend.web.errors import as_request_error
 
 _decode = msgspec.json.Decoder(CacheState).decode
@@ -47,7 +47,7 @@ class KvView(Struct, frozen=True):
 class CacheStates:
     """The engines' caches as they were when last asked for. Thread: the event loop's."""
 
-    def __init__(self, engine: EngineClient, timeout_s: float) -> None:
+    def __init__(self, engine: EngineLink, timeout_s: float) -> None:
         self._engine = engine
         self._timeout_s = timeout_s
         self.last: Sequence[CacheState] = ()

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from drumline.contract.profile import ProfileAsked
 from drumline.core.errors import RequestError
-from drumline.frontend.engine_control import EngineControl, Outcome
+from drumline.frontend.engine_control import Control, Outcome
 from drumline.frontend.service import Service
 from drumline.frontend.web.incoming import ClientGoneError, decode_json, read_body
 from drumline.frontend.web.reply import Reply
@@ -168,7 +168,7 @@ _MODES = {"in_place": "keep"}
 class _Pausing:
     """Pauses; the two names differ in what is done where no mode is given."""
 
-    def __init__(self, control: EngineControl) -> None:
+    def __init__(self, control: Control) -> None:
         self._control = control
 
     async def ending(self, asked: _Pause) -> Outcome:

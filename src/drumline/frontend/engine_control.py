@@ -7,16 +7,16 @@ all have. It knows no HTTP.
 import asyncio
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 from msgspec import Raw, Struct
 from msgspec.structs import replace
 
-from drumline.client.engine_client import EngineClient
 from drumline.contract.profile import ProfileAsked
 from drumline.core.clock import SystemClock
 from drumline.core.errors import PeerError, RequestError
+from drumline.frontend.engine_link import EngineLink
 from drumline.frontend.web.errors import as_request_error
 from drumline.wire.control import YES
 from drumline.wire.output import ControlReplySlim
@@ -29,10 +29,45 @@ class Outcome(Struct, frozen=True):
     message: str = ""
 
 
+class Control(Protocol):
+    """How engines are steered, by whichever process holds the link to them."""
+
+    @property
+    def serving_s(self) -> float: ...
+
+    async def pause(self, mode: str) -> Outcome: ...
+
+    async def resume(self) -> Outcome: ...
+
+    async def paused(self) -> bool: ...
+
+    async def release(self, tags: list[str] | None) -> Outcome: ...
+
+    async def wake(self, tags: list[str] | None) -> Outcome: ...
+
+    async def sleeping(self) -> bool: ...
+
+    async def load_from_disk(
+        self, path: str, kind: str | None, version: str | None, *, flush: bool, abort: bool
+    ) -> Outcome: ...
+
+    async def weight_version(self) -> str: ...
+
+    async def states(self) -> list[Raw]: ...
+
+    async def adjust(self, settings: dict[str, Any]) -> Outcome | Raw: ...
+
+    async def start_profile(self, asked: ProfileAsked) -> Outcome: ...
+
+    async def stop_profile(self) -> Outcome: ...
+
+    async def flush(self) -> Outcome: ...
+
+
 class EngineControl:
     """The control operations of a group of engines. Thread: the event loop's."""
 
-    def __init__(self, engine: EngineClient, timeout_s: float, clock: SystemClock) -> None:
+    def __init__(self, engine: EngineLink, timeout_s: float, clock: SystemClock) -> None:
         self._engine = engine
         self._timeout_s = timeout_s
         self._clock = clock
@@ -152,7 +187,7 @@ class EngineControl:
     async def _asked(self, method: str, *args: Any) -> Outcome:
         return _joined(await self._replies(method, *args))
 
-    async def _replies(self, method: str, *args: Any) -> tuple[ControlReplySlim, ...]:
+    async def _replies(self, method: str, *args: Any) -> Sequence[ControlReplySlim]:
         """Raises RequestError 503 where an engine is gone or says nothing for too long."""
         try:
             return await self._engine.call(method, *args, timeout_s=self._timeout_s)

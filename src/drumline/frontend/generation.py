@@ -12,10 +12,10 @@ from contextlib import aclosing
 from msgspec import Struct
 from msgspec.structs import replace
 
-from drumline.client.engine_client import EngineClient
 from drumline.client.stream import Delta, Stream
 from drumline.core.clock import SystemClock
 from drumline.core.errors import DrumlineError, RequestError
+from drumline.frontend.engine_link import EngineLink
 from drumline.frontend.text.detokenizer import Detokenizer
 from drumline.frontend.text.stop_strings import StopStrings
 from drumline.frontend.text.tokenizer import Tokenizer
@@ -92,7 +92,7 @@ class Generation:
         self,
         asked: Asked,
         rid: str,
-        engine: EngineClient,
+        engine: EngineLink,
         tokenizer: Tokenizer,
         metrics: RequestMetrics,
         clock: SystemClock,

@@ -1,7 +1,7 @@
 """Which generating requests are being served."""
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from prometheus_client import Gauge
@@ -46,11 +46,9 @@ class LiveRequests:
         if self.draining:
             raise shutting_down()
         if self._most is not None and len(self._tasks) >= self._most:
-            raise RequestError(
-                429, f"{self._most} requests are being answered, which is the limit", code=TOO_MANY
-            )
+            raise too_many(self._most)
         if request_id in self._tasks:
-            raise _in_use(request_id, "X-Request-Id")
+            raise in_use(request_id, "X-Request-Id")
         if not self._tasks:
             self.idle.clear()
         self._tasks[request_id] = asyncio.current_task()
@@ -72,7 +70,7 @@ class LiveRequests:
         """
         for name in aborts:
             if name in self._aborts or (name != own and name in self._tasks):
-                raise _in_use(name, "rid")
+                raise in_use(name, "rid")
         self._aborts |= aborts
         try:
             if own in self._doomed:
@@ -92,9 +90,9 @@ class LiveRequests:
             return 1
         return 0
 
-    def abort_all(self) -> int:
-        """End everything that is being answered; returns how many answers."""
-        return sum([self.abort(name) for name in list(self._tasks)])
+    def abort_named(self, names: Sequence[str] | None) -> int:
+        """End what goes by these ids, or all; returns how many answers were still growing."""
+        return sum([self.abort(name) for name in (list(self._tasks) if names is None else names)])
 
     def break_off(self) -> None:
         """Cancel everything in flight; who is cancelled finds `broken_off` set."""
@@ -104,7 +102,15 @@ class LiveRequests:
                 task.cancel()
 
 
-def _in_use(name: str, param: str) -> RequestError:
+def too_many(most: int) -> RequestError:
+    """Return the refusal of a request beyond the `most` that are let in."""
+    return RequestError(
+        429, f"{most} requests are being answered, which is the limit", code=TOO_MANY
+    )
+
+
+def in_use(name: str, param: str) -> RequestError:
+    """Return the refusal of an id that is in flight, given in `param`."""
     return RequestError(
         409, f"a request with the id {name!r} is in flight", param=param, code=REQUEST_ID_IN_USE
     )

@@ -34,10 +34,25 @@ def listen(server: ServerConfig) -> socket.socket:
     loads; whoever connects early waits until connections are answered.
     Raises ConfigError naming `--port` or `--host` when it cannot be bound.
     """
+    return _listening(server, server.port, shared=False)
+
+
+def listen_for(server: ServerConfig, workers: int) -> list[socket.socket]:
+    """Return a listening socket for each worker, all on the configured address.
+
+    The kernel deals connections out among them. Raises ConfigError as `listen` does.
+    """
+    # Alone for a moment, which is refused where somebody has the port, shared or not.
+    with _listening(server, server.port, shared=False) as first:
+        port = first.getsockname()[1]
+    return [_listening(server, port, shared=True) for _ in range(workers)]
+
+
+def _listening(server: ServerConfig, port: int, *, shared: bool) -> socket.socket:
     address = f"{server.host}:{server.port}"
     try:
         found = socket.getaddrinfo(
-            server.host, server.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            server.host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
     except socket.gaierror as error:
         raise ConfigError("--host", f"{server.host!r} is no address: {error.strerror}") from error
@@ -45,6 +60,8 @@ def listen(server: ServerConfig) -> socket.socket:
     listener = socket.socket(family, kind, protocol)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         # Connections inherit it: the kernel ends one whose client takes nothing for so long,
         # and the request with it. What waits for a client until then has a bound of its own.
         unread_ms = int(server.unread_timeout * 1000)
@@ -123,7 +140,7 @@ async def _drain(service: Service, timeout_s: float) -> None:
     live.draining = True
     if live:
         log.info("draining: %d requests have %g s to finish", len(live), timeout_s)
-    ends = [asyncio.create_task(event.wait()) for event in (live.idle, engine.closed)]
+    ends = [asyncio.create_task(wait) for wait in (service.desk.all_idle(), engine.closed.wait())]
     try:
         await asyncio.wait(ends, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
     finally:
@@ -151,6 +168,7 @@ class _Server:
             log_level="warning",
             access_log=False,
             server_header=False,
+            proxy_headers=False,  # nobody asks where a request comes from
             backlog=_BACKLOG,
             timeout_graceful_shutdown=_LAST_WORDS_S,
             ssl_keyfile=server.ssl_keyfile,

@@ -1,14 +1,17 @@
 """What every route needs to serve one model: engine link, tokenizer, limits, metrics."""
 
+from typing import Protocol
+
 from msgspec import Struct
 from prometheus_client import CollectorRegistry, ProcessCollector
 
-from drumline.client.engine_client import EngineClient
 from drumline.core.clock import SystemClock
 from drumline.core.config import ChatConfig, Config, ServerConfig
 from drumline.core.errors import RequestError
 from drumline.frontend.cache_states import CacheStates
-from drumline.frontend.engine_control import EngineControl
+from drumline.frontend.desk import Desk, OneDesk
+from drumline.frontend.engine_control import Control, EngineControl
+from drumline.frontend.engine_link import EngineLink
 from drumline.frontend.limits import Limits
 from drumline.frontend.live_requests import LiveRequests
 from drumline.frontend.parts.form import form_of
@@ -39,6 +42,17 @@ class Timings(Struct, frozen=True, kw_only=True):
     """How long engines have to make the token that a probe asks for."""
 
 
+class Shared(Protocol):
+    """What several workers have in common, at the hands of one of them."""
+
+    @property
+    def control(self) -> Control:
+        """How engines are steered."""
+
+    def desk(self, live: LiveRequests, registry: CollectorRegistry) -> Desk:
+        """Return what they agree on; `live` and `registry` are this worker's share of it."""
+
+
 class Service:
     """One served model. Thread: the event loop's."""
 
@@ -46,7 +60,7 @@ class Service:
         self,
         server: ServerConfig,
         model_names: tuple[str, ...],
-        engine: EngineClient,
+        engine: EngineLink,
         registration: Registration,
         tokenizer: Tokenizer,
         *,
@@ -56,11 +70,13 @@ class Service:
         registry: CollectorRegistry | None = None,
         timings: Timings | None = None,
         clock: SystemClock | None = None,
+        shared: Shared | None = None,
     ) -> None:
         """Serve `engine` under `model_names`, of which the first is the one reported.
 
         `seed` is that of requests which name none; without it each draws its own. `config` is
-        what the operator chose, as far as that is to be shown.
+        what the operator chose, as far as that is to be shown. `shared` is what other workers
+        share with this one; without it, it is alone.
         Raises ConfigError when the chat template does not compile.
         """
         facts = tokenizer.facts
@@ -97,11 +113,18 @@ class Service:
         self.turns = Turns()
         self.registry = registry or CollectorRegistry()
         self.metrics = RequestMetrics(self.registry, self.model)
-        self.live = LiveRequests(self.metrics.in_flight, server.max_concurrent_streams)
-        ProcessCollector(registry=self.registry)
-        LoadCollector(self.registry, self.model, lambda: engine.loads)
         self.caches = CacheStates(engine, self.timings.ask_s)
+        ProcessCollector(registry=self.registry)
+        if shared is not None:
+            # Places are counted, and engines shown, where all workers meet.
+            self.live = LiveRequests(self.metrics.in_flight)
+            self.control: Control = shared.control
+            self.desk: Desk = shared.desk(self.live, self.registry)
+            return
+        self.live = LiveRequests(self.metrics.in_flight, server.max_concurrent_streams)
         self.control = EngineControl(engine, self.timings.control_s, self.clock)
+        self.desk = OneDesk(self.live, self.registry, self.caches)
+        LoadCollector(self.registry, self.model, lambda: engine.loads)
         CacheCollector(self.registry, self.model, lambda: self.caches.last)
 
     @property

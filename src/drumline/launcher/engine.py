@@ -57,13 +57,10 @@ class Engine:
     async def service(self) -> Service:
         """Start the engine and wait until it serves; return what speaks text with it.
 
-        The tokenizer loads while the ranks do. Raises ConfigError when the operator can
-        mend what was met, PeerError when the engine failed or took longer than
-        `--startup-timeout`.
+        The tokenizer loads while the ranks do. Raises as `registered` does.
         """
-        self.ranks.start(self.config, await self.client.bind())
         tokenizer, registration = await asyncio.gather(
-            asyncio.to_thread(load_tokenizer, self.files), self._registered()
+            asyncio.to_thread(load_tokenizer, self.files), self.registered()
         )
         model = self.config.model
         return Service(
@@ -77,7 +74,13 @@ class Engine:
             config=self.config,
         )
 
-    async def _registered(self) -> Registration:
+    async def registered(self) -> Registration:
+        """Start the engine and wait until it serves; return what it says of itself.
+
+        Raises ConfigError when the operator can mend what was met, PeerError when the engine
+        failed or took longer than `--startup-timeout`.
+        """
+        self.ranks.start(self.config, await self.client.bind())
         ready = await self.ranks.ready(self.config.process.startup_timeout)
         for summary, ranks in Counter(one.summary for one in ready).items():
             _log.info("%s%s", f"{ranks} ranks of " if ranks > 1 else "", summary)

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import logging
 import socket
+from collections.abc import Sequence
 
 import setproctitle
 import uvloop
@@ -16,8 +17,8 @@ from drumline.core.config import Config
 from drumline.core.errors import PeerError
 from drumline.core.log import configure
 from drumline.frontend import serve as http
-from drumline.frontend.service import Service
 from drumline.launcher.engine import Engine
+from drumline.launcher.front import Front, OneServer, SeveralServers
 from drumline.launcher.signals import Signals, first_of, stop_ranks
 from drumline.launcher.telling import Say, steps_told
 
@@ -38,25 +39,36 @@ def serve(config: Config, say: Say) -> int:
 async def _serve(config: Config, say: Say) -> int:
     signals = Signals(asyncio.get_running_loop())
     http.check(config.server)
-    with contextlib.closing(http.listen(config.server)) as listener:
+    with contextlib.ExitStack() as closing:
+        count = config.server.api_server_count
+        listeners = (
+            [http.listen(config.server)] if count == 1 else http.listen_for(config.server, count)
+        )
+        for listener in listeners:
+            closing.enter_context(listener)
         engine = Engine(config, quiet=False, on_step=steps_told(say, config.parallel.local_ranks))
         configure("serve", engine.config.process.log_level or "info")
         if engine.files.embedded:
             say(f"no model was named: serving the embedded {engine.files.name}")
         served = False
         try:
-            service = await _started(engine, signals)
-            if service is not None:
+            front = await _started(engine, listeners, signals)
+            if front is not None:
                 served = True
-                await _until_signalled(engine, service, listener, signals, say)
+                await _until_signalled(engine, front, signals, say)
         finally:
             await stop_ranks(engine.stop, engine.ranks.kill, signals, served=served)
     return signals.status(served=served)
 
 
-async def _started(engine: Engine, signals: Signals) -> Service | None:
-    """Bring the engine up; None when a signal came first. Raises when the engine fails."""
-    starting = asyncio.create_task(engine.service())
+async def _started(
+    engine: Engine, listeners: Sequence[socket.socket], signals: Signals
+) -> Front | None:
+    """Bring the engine up, and who answers HTTP; None when a signal came first.
+
+    Raises when the engine fails.
+    """
+    starting = asyncio.create_task(_front(engine, listeners))
     await first_of(starting, signals.first)
     if starting.done():
         return starting.result()
@@ -65,18 +77,20 @@ async def _started(engine: Engine, signals: Signals) -> Service | None:
     return None
 
 
-async def _until_signalled(
-    engine: Engine, service: Service, listener: socket.socket, signals: Signals, say: Say
-) -> None:
+async def _front(engine: Engine, listeners: Sequence[socket.socket]) -> Front:
+    if len(listeners) == 1:
+        return OneServer(await engine.service(), listeners[0])
+    return await SeveralServers.started(engine, listeners)
+
+
+async def _until_signalled(engine: Engine, front: Front, signals: Signals, say: Say) -> None:
     """Answer requests until a signal; raise when the engine fails."""
     stop = asyncio.Event()
     serving = asyncio.create_task(
-        http.serve(
-            service,
-            listener,
-            stop=stop,
-            drain_timeout_s=engine.config.process.drain_timeout,
-            ready=lambda url: say(f"drumline serve ready on {url}"),
+        front.serve(
+            stop,
+            engine.config.process.drain_timeout,
+            lambda url: say(f"drumline serve ready on {url}"),
         )
     )
     lost = asyncio.create_task(engine.lost())

@@ -7,7 +7,7 @@ do not watch whoever started them, and must not outlive a launcher that is kille
 import os
 import sys
 
-from drumline.rank.lifeline import die_with
+from drumline.core.lifeline import die_with
 
 if __name__ == "__main__":
     die_with(int(sys.argv[1]))

@@ -15,8 +15,9 @@ from drumline.contract.layout import Layout
 from drumline.contract.startup import EXIT_FAILED, EXIT_OPERATOR
 from drumline.core.config import LogLevel
 from drumline.core.errors import ConfigError, PeerError
+from drumline.core.lifeline import die_with
 from drumline.core.log import configure
-from drumline.rank.lifeline import Reports, die_with, read_settings, watch_launcher
+from drumline.rank.lifeline import Reports, read_settings, watch_launcher
 
 _log = logging.getLogger("drumline.rank")
 

@@ -4,10 +4,7 @@ The settings come over standard input, whose end later means that the launcher i
 gone; then the rank is told to stop, and ended if it does not.
 """
 
-import ctypes
 import os
-import signal
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -30,7 +27,6 @@ ORPHAN_GRACE_S = 1.0
 """How long a rank without a launcher may take to stop by itself."""
 
 _STDIN = 0
-_PR_SET_PDEATHSIG = 1
 
 
 def read_settings() -> RankSettings:
@@ -48,17 +44,6 @@ def read_settings() -> RankSettings:
             "standard input",
             f"no rank settings ({error}); ranks are started by the launcher, see `drumline serve`",
         ) from None
-
-
-def die_with(launcher_pid: int) -> None:
-    """Ask the kernel to kill this process when its launcher dies, where it can.
-
-    Ends the process when the launcher is dead already.
-    """
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != launcher_pid:
-        os._exit(EXIT_FAILED)
 
 
 def watch_launcher(orphaned: Callable[[], None]) -> None:

@@ -46,14 +46,11 @@ class Aborts:
     async def abort(self, body: bytes, reply: Reply) -> None:
         """End what is named, or all; their clients are told with the finish reason `abort`."""
         request = decode_json(body, _decoder)
-        live = self._service.live
-        if request.abort_all:
-            ended = live.abort_all()
-        elif request.names:
-            ended = sum([live.abort(name) for name in request.names])
-        else:
+        if not (request.abort_all or request.names):
             raise RequestError(
                 400, "name a request as rid, or set abort_all", param="rid",
                 code="missing_required_parameter",
             )  # fmt: skip
+        names = None if request.abort_all else request.names
+        ended = await self._service.desk.abort(names)
         await reply.body(_encode(AbortBody(True, ended)))

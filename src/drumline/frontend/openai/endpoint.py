@@ -70,7 +70,10 @@ class GeneratingEndpoint:
             with service.live.entered(reply.request_id):
                 if service.engine.closed.is_set():
                     raise as_request_error(PeerError("its process ended"))
-                async with asyncio.timeout(service.server.request_timeout):
+                async with (
+                    asyncio.timeout(service.server.request_timeout),
+                    service.desk.held(counted=True),
+                ):
                     body = await read_body(scope, receive, service.server.max_body_bytes)
                     frame = Frame(
                         own_id if given is None else f"{self._id_prefix}-{given}",
@@ -121,8 +124,9 @@ class GeneratingEndpoint:
             asked, rid, service.engine, service.tokenizer, service.metrics, service.clock
         )
         aborts = _aborts(call.fields, generation) | dict.fromkeys((own, named.id), generation.abort)
+        chosen = () if fresh else tuple(aborts)
         with service.live.abortable(own, aborts):
-            async with aclosing(generation.pieces()) as pieces:
+            async with service.desk.held(chosen), aclosing(generation.pieces()) as pieces:
                 if call.fields.stream:
                     await self._stream(call, generation, pieces, named, reply)
                 else:
