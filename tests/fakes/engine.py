@@ -8,6 +8,7 @@ script returns, one token a step. Tests of frontends drive it:
 """
 
 import itertools
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -92,6 +93,7 @@ class FakeEngine:
     details of an abort, or None. `cached_tokens` is what every request reports.
     With `reason_rides` an answer's last token comes with its reason instead of before it.
     `others` is what it reports besides its own: requests that run and that wait, and pages.
+    With `embeds` it makes up vectors of three numbers for prompts that are to become some.
     While `mute` is set it sends no report of its own accord.
     `requests`, `aborted` and `calls` say what arrived, in order.
     """
@@ -109,6 +111,7 @@ class FakeEngine:
         reason_rides: bool = False,
         report_s: float = 1.0,
         registers: Registration | None = None,
+        embeds: bool = True,
     ) -> None:
         self.handshake = handshake
         self.index = index
@@ -120,6 +123,7 @@ class FakeEngine:
         self.reason_rides = reason_rides
         self.report_s = report_s
         self.registers = registers or registration()
+        self.embeds = embeds
         self.others = (0, 0, 0)
         self.held = threading.Event()
         self.mute = threading.Event()
@@ -254,11 +258,25 @@ class FakeEngine:
                 if running.sent == limit:
                     reason = "length"
             rows.append(
-                (running.request, running.sent, [] if token is None else [token], reason, None)
+                (
+                    running.request,
+                    running.sent,
+                    [] if token is None else [token],
+                    reason,
+                    self._vector(running.request) if reason else None,
+                )
             )
             if reason:
                 del self._running[rid]
         self._report(outputs, rows)
+
+    def _vector(self, request) -> dict | None:
+        """Return a vector: of the prompt's length, its last token, and 1."""
+        own = (request.sampling_params.custom_params or {}).get("drumline", {})
+        if not self.embeds or "embed" not in own:
+            return None
+        ids = request.input_ids
+        return {"type": "length", "embedding": struct.pack("<3f", len(ids), ids[-1], 1)}
 
     def _report(self, outputs, rows) -> None:
         wanted = [request.return_logprob for request, *_ in rows]

@@ -108,6 +108,8 @@ class LogprobPlan(Struct, frozen=True, eq=False):
     top: IntArray = NO_INTS
     prompts: IntArray = NO_INTS
     prompts_top: IntArray = NO_INTS
+    pooled: IntArray = NO_INTS
+    """Those of chunks whose prompts become vectors."""
 
 
 class HistorySeeds(Struct, frozen=True, eq=False):

@@ -1,5 +1,6 @@
 """A request on its way through a rank: as it arrived, and as the data plane learns it."""
 
+from enum import StrEnum
 from typing import Any
 
 from msgspec import Struct
@@ -45,6 +46,13 @@ class ProcessorCall(Struct, frozen=True):
     """Whatever JSON holds; the processor's to read."""
 
 
+class Pooling(StrEnum):
+    """How what the last layer makes of a prompt's tokens becomes one vector."""
+
+    MEAN = "mean"
+    LAST = "last"
+
+
 class GenerateRequest(Struct, frozen=True, kw_only=True, eq=False):
     """A generate request as the frontend's link decoded it; not yet checked against the engine.
 
@@ -67,6 +75,8 @@ class GenerateRequest(Struct, frozen=True, kw_only=True, eq=False):
     prompt_logprobs_from: int = -1
     """The first prompt position that the log probabilities of the prompt are told from; -1: of
     none."""
+    pooling: Pooling | None = None
+    """How the prompt becomes a vector, for a request that asks for one."""
     page_digests: bytes = b""
     cache_salt: str = ""
     """Requests share cached prefixes only with those of the same salt."""
@@ -94,4 +104,5 @@ class Admission(Struct, frozen=True, kw_only=True, eq=False):
     """Ids that end this request, eos included unless ignored; masked until `min_new_tokens`."""
     logprob_ids: tuple[int, ...] = ()
     prompt_logprobs_from: int = -1
+    pooling: Pooling | None = None
     processors: tuple[ProcessorCall, ...] = ()

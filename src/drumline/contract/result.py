@@ -18,6 +18,19 @@ class RowLogprobs(Struct, frozen=True):
     top_ids: tuple[tuple[int, ...], ...] = ()
 
 
+class RowPooled(Struct, frozen=True):
+    """What a chunk adds to the vector that its prompt becomes.
+
+    `values` are the sum over its `tokens` prompt tokens, the first of which is the prompt's
+    `start`, or what the last of them alone has, as the request's pooling says.
+    """
+
+    index: int
+    start: int
+    tokens: int
+    values: tuple[float, ...]
+
+
 class ForwardResult(Struct, frozen=True, kw_only=True, eq=False):
     """The sampled tokens of one forward, ragged over the batch's rows.
 
@@ -39,6 +52,8 @@ class ForwardResult(Struct, frozen=True, kw_only=True, eq=False):
     logprobs: tuple[RowLogprobs, ...] = ()
     prompt_logprobs: tuple[RowLogprobs, ...] = ()
     """Those of the prompt tokens that a chunk tells; an entry for each index asked for."""
+    pooled: tuple[RowPooled, ...] = ()
+    """An entry for each index asked for."""
 
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=encode_array)

@@ -15,6 +15,7 @@ from drumline.contract.request import (
     MAX_BAD_WORD_TOKENS,
     Admission,
     GenerateRequest,
+    Pooling,
     Sampling,
 )
 from drumline.contract.specs import DeviceSpecs
@@ -93,6 +94,7 @@ class Ingress:
                 stop_token_ids=tuple(sorted(stops)),
                 logprob_ids=asked.logprob_ids,
                 prompt_logprobs_from=asked.prompt_logprobs_from,
+                pooling=asked.pooling,
                 processors=asked.processors,
             ),
             RequestSpec(
@@ -101,9 +103,7 @@ class Ingress:
                 # Nothing is reserved for an answer nobody bounded: almost all end long before.
                 max_new_tokens=0 if asked.max_new_tokens is None else budget,
                 # What is told of a position must be computed here, and cached pages tell nothing.
-                max_cached_prefix_tokens=_NO_CAP
-                if asked.prompt_logprobs_from < 0
-                else asked.prompt_logprobs_from,
+                max_cached_prefix_tokens=_most_cached(asked),
                 page_digests=asked.page_digests,
                 cache_salt=asked.cache_salt,
                 priority=asked.priority,
@@ -197,6 +197,13 @@ def _strangers(name: str, ids: Iterable[int], vocab_size: int) -> Iterator[str]:
     for id_ in ids:
         if not 0 <= id_ < vocab_size:
             yield f"{name} names id {id_}; the model's vocabulary has ids 0 to {vocab_size - 1}"
+
+
+def _most_cached(asked: GenerateRequest) -> int:
+    """Return how much of the prompt may come from the cache, whose pages tell nothing."""
+    if asked.pooling is Pooling.MEAN:
+        return 0
+    return _NO_CAP if asked.prompt_logprobs_from < 0 else asked.prompt_logprobs_from
 
 
 def _prompt_is_read(asked: GenerateRequest) -> bool:

@@ -5,13 +5,16 @@ decides: a request is filled in by whoever owns the step, and it knows neither t
 scheduler nor the wire.
 """
 
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any
 
+import numpy as np
 from msgspec import Struct
 
 from drumline.contract.grammar import Grammar
-from drumline.contract.request import Admission, GenerateRequest
+from drumline.contract.request import Admission, GenerateRequest, Pooling
+from drumline.core.errors import InvariantError
 from drumline.scheduler.events import RequestSpec
 
 CLIENT_ERROR = 400
@@ -72,6 +75,30 @@ class PromptLogprobs(Struct):
     top_ids: list[list[int] | None] = []
 
 
+class Pooled(Struct):
+    """The vector that a prompt becomes, as far as it is computed."""
+
+    pooling: Pooling
+    tokens: int = 0
+    """How many of the prompt's first tokens are in it."""
+    values: list[float] = []
+
+    def add(self, start: int, tokens: int, values: Sequence[float]) -> None:
+        """Take in a chunk; one that is computed again begins anew."""
+        if start == 0 or self.pooling is Pooling.LAST:
+            self.values, self.tokens = list(values), start + tokens
+        elif start == self.tokens:
+            self.values = [one + other for one, other in zip(self.values, values, strict=True)]
+            self.tokens += tokens
+        else:
+            raise InvariantError(f"a chunk from {start} on follows {self.tokens} pooled tokens")
+
+    def vector(self) -> bytes:
+        """Return it as float32, little-endian."""
+        whole = np.array(self.values, "<f4")
+        return (whole if self.pooling is Pooling.LAST else whole / self.tokens).tobytes()
+
+
 class Request:
     """One live request.
 
@@ -95,6 +122,7 @@ class Request:
         "known_to_device",
         "limit",
         "min_new_tokens",
+        "pooled",
         "produced",
         "prompt_logprobs",
         "prompt_tokens",
@@ -137,6 +165,7 @@ class Request:
         self.held_top_logprobs: list[list[float]] = []
         self.held_top_ids: list[list[int]] = []
         self.prompt_logprobs = _prompt_logprobs(asked)
+        self.pooled = None if asked.pooling is None else Pooled(asked.pooling)
         self.arrived_us = now_us
         self.deadline_us = now_us + asked.deadline_us if asked.deadline_us else 0
         self.scheduled_us = -1

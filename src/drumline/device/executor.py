@@ -14,7 +14,8 @@ from torch import Tensor
 from drumline.contract.arrays import NO_INTS, IntArray
 from drumline.contract.plan import Batch
 from drumline.contract.ports import DpRound, HistorySeeds, LogprobPlan
-from drumline.contract.result import ForwardResult, RowLogprobs
+from drumline.contract.request import Pooling
+from drumline.contract.result import ForwardResult, RowLogprobs, RowPooled
 from drumline.core.errors import InvariantError
 from drumline.device.attention import Attention, AttentionBatch, LayerFence
 from drumline.device.history import TokenHistory
@@ -88,12 +89,16 @@ class Executor:
         prompts: tuple[RowLogprobs, ...] = ()
         if wanted is not None and len(wanted.prompts):
             prompts = self._prompt_logprobs(hidden, batch, place.starts, wanted)
+        pooled: tuple[RowPooled, ...] = ()
+        if wanted is not None and len(wanted.pooled):
+            pooled = self._pooled(hidden, batch, place.starts, wanted.pooled)
         if not len(chosen):
             return ForwardResult(
                 tokens=chosen,
                 counts=counts,
                 logprobs=_none_sampled(wanted),
                 prompt_logprobs=prompts,
+                pooled=pooled,
             )
         last = (place.starts + batch.input_lengths - 1)[chosen].astype(np.int64)
         logits = self._model.logits(hidden[torch.from_numpy(last)])
@@ -109,7 +114,23 @@ class Executor:
             processor_faults=chosen[list(sampled.failed)] if sampled.failed else NO_INTS,
             logprobs=_by_batch_index(chosen, sampled.logprobs, wanted),
             prompt_logprobs=prompts,
+            pooled=pooled,
         )
+
+    def _pooled(
+        self, hidden: Tensor, batch: Batch, starts: IntArray, indices: IntArray
+    ) -> tuple[RowPooled, ...]:
+        """Return what the chunks of these batch indices add to their prompts' vectors."""
+        chunks = []
+        for index in indices.tolist():
+            start, place = int(batch.prefix_lengths[index]), int(starts[index])
+            end = min(start + int(batch.input_lengths[index]), int(batch.prompt_lengths[index]))
+            tokens = end - start
+            pooling = self._sampler.resident(batch.rows[index]).admission.pooling
+            first = place + tokens - 1 if pooling is Pooling.LAST else place
+            values = self._model.normed(hidden[first : place + tokens]).sum(0)
+            chunks.append(RowPooled(index, start, tokens, tuple(values.tolist())))
+        return tuple(chunks)
 
     def _prompt_logprobs(
         self, hidden: Tensor, batch: Batch, starts: IntArray, wanted: LogprobPlan

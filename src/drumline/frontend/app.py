@@ -29,6 +29,7 @@ from drumline.frontend.native.state import State
 from drumline.frontend.native.tokens import DetokenizeRequest, TokenizeRequest, Tokens
 from drumline.frontend.openai.chat import ChatCall
 from drumline.frontend.openai.completions import CompletionCall
+from drumline.frontend.openai.embeddings import EmbeddingRequest, Embeddings
 from drumline.frontend.openai.endpoint import Decode, GeneratingEndpoint
 from drumline.frontend.openai.schema import (
     ChatRequest,
@@ -104,6 +105,14 @@ def _model_routes(service: Service) -> list[Entry]:
         _text(service, "/v1/chat/completions", ChatCall, ChatRequest, "chatcmpl"),
         _text(service, "/v1/completions", CompletionCall, CompletionRequest, "cmpl"),
         _text(service, "/generate", GenerateCall, GenerateRequest, "gen"),
+        Entry(
+            "POST",
+            "/v1/embeddings",
+            client,
+            Reading(limit, Embeddings(service).embed),
+            "vectors of texts",
+            EmbeddingRequest,
+        ),
         *(
             Entry("POST", prefix + path, client, app, about, body)
             for prefix in ("", "/v1")

@@ -319,7 +319,7 @@ class _Answer:
                 return self._finished(text + rest, taken, delta, "stop", self._stops.matched)
             rest += self._stops.finish()
         if reason == "abort":
-            stop_reason = _given_up(delta)
+            stop_reason = given_up(delta)
         return self._finished(text + rest, taken, delta, reason, stop_reason)
 
     def _until_stop(self, stops: StopStrings, ids: Sequence[int]) -> tuple[str, int]:
@@ -395,7 +395,7 @@ def _told_of(delta: Delta, most: int) -> tuple[TokenLogprob | None, ...]:
     )
 
 
-def _given_up(delta: Delta) -> str:
+def given_up(delta: Delta) -> str:
     """Return why the engine ended an answer before its time.
 
     Raises RequestError where it blames the request or itself, with the status it names.

@@ -22,8 +22,8 @@ from drumline.contract.plan import Batch, Bound, Plan
 from drumline.contract.ports import Dispatch, DpRound, LogprobPlan
 from drumline.contract.profile import Recording, Span, Stage
 from drumline.contract.regions import Region
-from drumline.contract.request import Admission
-from drumline.contract.result import ForwardResult, RowLogprobs
+from drumline.contract.request import Admission, Pooling
+from drumline.contract.result import ForwardResult, RowLogprobs, RowPooled
 from drumline.contract.specs import AttentionKind, DeviceSpecs
 from drumline.contract.weights import DiskWeights
 from drumline.core.errors import ConfigError, InvariantError
@@ -334,7 +334,21 @@ class PagedPlane:
             nan_indices=np.array(faulty, np.int32),
             logprobs=_logprobs(dispatch.logprobs, sampled, counts),
             prompt_logprobs=self._prompt_logprobs(dispatch.logprobs, batch),
+            pooled=self._pooled(dispatch.logprobs, batch),
         )
+
+    def _pooled(self, asked: LogprobPlan | None, batch: Batch) -> tuple[RowPooled, ...]:
+        """Return made-up vectors: of one number, which for a token is its id."""
+        chunks = []
+        begins = np.cumsum(batch.input_lengths) - batch.input_lengths
+        for index in () if asked is None else asked.pooled.tolist():
+            start, begin = int(batch.prefix_lengths[index]), int(begins[index])
+            end = min(start + int(batch.input_lengths[index]), int(batch.prompt_lengths[index]))
+            ids = batch.extend_ids[begin : begin + end - start].tolist()
+            last = self._reader(batch, index).pooling is Pooling.LAST
+            value = float(ids[-1] if last else sum(ids))
+            chunks.append(RowPooled(index, start, end - start, (value,)))
+        return tuple(chunks)
 
     def _prompt_logprobs(self, asked: LogprobPlan | None, batch: Batch) -> tuple[RowLogprobs, ...]:
         """Return made-up log probabilities of prompts: that of token t is -t."""

@@ -16,7 +16,7 @@ from drumline.contract.plan import Plan, decode_plan, encode_plan
 from drumline.contract.ports import DataPlane, Dispatch, DpRound, GrammarCompiler, Group
 from drumline.contract.profile import Recording, Span, Stage
 from drumline.contract.regions import Region
-from drumline.contract.request import Admission, GenerateRequest, Sampling
+from drumline.contract.request import Admission, GenerateRequest, Pooling, Sampling
 from drumline.contract.result import ForwardResult, decode_result, encode_result
 from drumline.contract.specs import CacheGroup, DeviceSpecs, ModelFacts
 from drumline.contract.weights import DiskWeights
@@ -200,6 +200,7 @@ class Simulation:
         top_logprobs: int | None = None,
         prompt_logprobs_from: int = -1,
         deadline_us: int = 0,
+        pooling: Pooling | None = None,
         grammar: GrammarKey | None = None,
     ) -> None:
         """Send a request; it arrives in the next round."""
@@ -219,6 +220,7 @@ class Simulation:
                     top_logprobs=top_logprobs or 0,
                     prompt_logprobs_from=prompt_logprobs_from,
                     deadline_us=deadline_us,
+                    pooling=pooling,
                     grammar=grammar,
                     page_digests=page_digests(ids, self.specs.prefix_granularity),
                 )

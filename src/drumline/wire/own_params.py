@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
-from drumline.contract.request import MAX_BAD_WORD_TOKENS
+from drumline.contract.request import MAX_BAD_WORD_TOKENS, Pooling
 
 NAME = "drumline"
 """Under this name in `custom_params`. Engines of others pass it over."""
@@ -34,6 +34,8 @@ class OwnParams(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, o
     """Cached prefixes are shared with requests of the same salt alone."""
     deadline_s: Annotated[float, Meta(gt=0, le=1e9)] | None = None
     """Seconds from its arrival in which the request is done, or ends."""
+    embed: Pooling | None = None
+    """The prompt becomes a vector, told in the details of the request's end."""
     logits_processors: dict[str, Any] = {}
     """By name, what each processor that the engine loaded is handed."""
 

@@ -17,6 +17,8 @@ from drumline.core.model_files import find_model
 from drumline.frontend.anthropic.request import REST as MESSAGES_REST
 from drumline.frontend.anthropic.schema import MessagesRequest
 from drumline.frontend.native.generate import GenerateRequest, GenerateSampling
+from drumline.frontend.openai.embeddings import REST as EMBEDDINGS_REST
+from drumline.frontend.openai.embeddings import EmbeddingRequest
 from drumline.frontend.openai.parameters import IGNORED, REFUSED, REST, ParameterCheck
 from drumline.frontend.openai.schema import ChatRequest, CompletionRequest
 from drumline.frontend.responses.request import REST as RESPONSES_REST
@@ -68,6 +70,7 @@ refused and ignored is the same.
 
 
 OTHERS = {
+    "/v1/embeddings": (EmbeddingRequest, EMBEDDINGS_REST),
     "/v1/messages": (MessagesRequest, MESSAGES_REST),
     "/v1/responses": (ResponsesRequest, RESPONSES_REST),
 }

@@ -15,9 +15,10 @@ def test_every_field_is_read_and_what_is_not_ours_is_passed_over():
         "allowed_ids": [4, 5],
         "cache_salt": "tenant",
         "deadline_s": 2.5,
+        "embed": "mean",
         "logits_processors": {"favour": {"token": 3}},
     }
-    assert own_params({NAME: said, "theirs": 1}) == OwnParams(**said)
+    assert own_params({NAME: said, "theirs": 1}) == msgspec.convert(said, OwnParams)
     assert set(said) == set(OwnParams.__struct_fields__)
     assert own_params(None) == own_params({}) == own_params({NAME: {}}) == OwnParams()
 

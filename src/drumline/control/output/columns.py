@@ -58,6 +58,9 @@ def add_request(
         top = (told.top_values, told.top_ids) if told.wants_top else ()
         columns.prompts[len(columns.rids) - 1] = PromptColumns(told.ids, told.values, *top)
         request.prompt_logprobs = None
+    if ending is not None and request.pooled is not None and produced:
+        told_besides = ending.details() or {"type": ending.reason.value}
+        columns.details[-1] = {**told_besides, "embedding": request.pooled.vector()}
 
 
 def add_refusal(columns: OutputColumns, refusal: Refusal) -> None:

@@ -17,7 +17,7 @@ from drumline.contract.arrays import IntArray
 from drumline.contract.outputs import OutputColumns
 from drumline.contract.plan import Batch, Bound, PlanAbort
 from drumline.contract.ports import LogprobPlan
-from drumline.contract.result import ForwardResult, RowLogprobs
+from drumline.contract.result import ForwardResult, RowLogprobs, RowPooled
 from drumline.control.output.columns import add_refusal, add_request, add_tokens
 from drumline.control.output.crossings import Crossings
 from drumline.control.output.deadlines import Deadlines
@@ -104,6 +104,9 @@ class Outputs:
         self._stop_users = np.zeros(vocab_size, np.int32)
         """By token: how many requests with a row may stop on it."""
         self._wanting_logprobs = 0
+        self._pools = np.zeros(size, np.bool_)
+        self._pooling = 0
+        """Rows whose prompts become vectors."""
         self._steady: Steady | None = None
         self._seen: IntArray | None = None
         """The rows of the last batch; one that comes again is worth remembering."""
@@ -223,13 +226,16 @@ class Outputs:
             if request.prompt_logprobs is not None:
                 self._prompt_from[row] = request.prompt_logprobs.start
             self._wanting_logprobs += 1
+        if request.pooled is not None:
+            self._pools[row] = True
+            self._pooling += 1
         for token in request.stops:
             self._stop_users[token] += 1
         return first
 
     def logprob_plan(self, batch: Batch) -> LogprobPlan | None:
         """Return which of the batch's sampling rows want log probabilities, if any does."""
-        if not self._wanting_logprobs:
+        if not self._wanting_logprobs and not self._pooling:
             return None
         top = self._top[batch.rows]
         wanted = top >= 0
@@ -242,9 +248,12 @@ class Outputs:
         told = (told_from >= 0) & (ends > told_from)
         told &= np.maximum(starts, told_from) < batch.prompt_lengths - 1
         prompts = np.flatnonzero(told).astype(np.int32)
-        if not len(indices) and not len(prompts):
+        pooled = np.flatnonzero(
+            self._pools[batch.rows[: batch.extends]] & (starts < batch.prompt_lengths)
+        ).astype(np.int32)
+        if not len(indices) and not len(prompts) and not len(pooled):
             return None
-        return LogprobPlan(indices, top[indices], prompts, top[prompts])
+        return LogprobPlan(indices, top[indices], prompts, top[prompts], pooled)
 
     def commit(self, batch: Batch, result: ForwardResult, now_us: int) -> None:
         """Apply a forward's results to its batch's rows.
@@ -274,6 +283,9 @@ class Outputs:
         for told in result.prompt_logprobs:
             if live[told.index]:
                 self._add_prompt_logprobs(int(rows[told.index]), told)
+        for chunk in result.pooled:
+            if live[chunk.index]:
+                self._add_pooled(int(rows[chunk.index]), chunk)
         self._outcome.events.append(Results(rows, batch.generations, counts, tokens))
         logprobs = {entry.index: entry for entry in result.logprobs}
         single = live & (counts == 1)
@@ -302,6 +314,12 @@ class Outputs:
         prompt.values += told.sampled
         prompt.top_values += map(list, told.top_values)
         prompt.top_ids += map(list, told.top_ids)
+
+    def _add_pooled(self, row: int, chunk: RowPooled) -> None:
+        request = self._requests[row]
+        if request is None or request.pooled is None:
+            raise InvariantError(f"row {row} is told of a vector that nobody asked for")
+        request.pooled.add(chunk.start, chunk.tokens, chunk.values)
 
     def _commit_steady(self, steady: Steady, tokens: IntArray) -> None:
         """Commit one token to each row of a batch that is as it was."""
@@ -474,6 +492,9 @@ class Outputs:
         if self._top[row] >= 0:
             self._top[row] = self._prompt_from[row] = -1
             self._wanting_logprobs -= 1
+        if self._pools[row]:
+            self._pools[row] = False
+            self._pooling -= 1
         for token in request.stops:
             self._stop_users[token] -= 1
 

@@ -120,6 +120,7 @@ def _translated(rid: str, request: TokenizedGenerateReqInput, granularity: int) 
         top_logprobs=_clipped(request.top_logprobs_num) or 0 if return_logprob else 0,
         logprob_ids=tuple(named) if return_logprob else (),
         prompt_logprobs_from=_start(request, len(ids)) if return_logprob else -1,
+        pooling=own.embed,
         page_digests=page_digests(ids, granularity, extra_keys(own.cache_salt)),
         cache_salt=own.cache_salt,
         priority=own.priority,

@@ -181,12 +181,19 @@ class Decoder:
             x = layer(x, step)
         return x
 
+    def normed(self, hidden: Tensor) -> Tensor:
+        """Return in float32 what the head is fed of tokens that `hidden` returned."""
+        return self._apportioned(self._last_norm, hidden)[0]
+
     def logits(self, hidden: Tensor) -> Tensor:
         """Return float32 logits, `[rows, vocab]`, of tokens that `hidden` returned.
 
         Collective, where the vocabulary lies in parts: every rank, with as many rows.
         """
         return self._apportioned(self._top, hidden)[0]
+
+    def _last_norm(self, x: Tensor) -> tuple[Tensor]:
+        return (self._norm(x).float(),)
 
     def _top(self, x: Tensor) -> tuple[Tensor]:
         return (self._head(self._norm(x)).float(),)
