@@ -8,43 +8,49 @@ from collections.abc import Iterable, Sequence
 
 
 class Agenda:
-    """Rows, by the round in which they are due."""
+    """Rows, by the round in which they are due. The next round is the one behind the last taken."""
 
     __slots__ = ("_due", "_filed", "_next")
 
     def __init__(self) -> None:
         self._due: dict[int, int] = {}
         """The round that a row was filed under last."""
-        # A dict is an ordered set: rows leave by key and come out as they were filed.
-        self._filed: dict[int, dict[int, None]] = {}
+        self._filed: dict[int, list[list[int]]] = {}
+        """By round, the rows that were filed together."""
         self._next = 0
 
-    def file(self, rows: Sequence[int], rounds: Sequence[int]) -> None:
-        """File `rows[i]`, which is filed nowhere, under round `rounds[i]`."""
-        self._due.update(zip(rows, rounds, strict=True))
-        filed, first = self._filed, rounds[0]
-        if rounds.count(first) == len(rounds):
-            filed.setdefault(first, {}).update(dict.fromkeys(rows))
+    def file(self, rows: list[int], waits: Sequence[int]) -> None:
+        """File `rows[i]`, which is filed nowhere, to be due `waits[i]` rounds after the next one.
+
+        Never before that one, even if its wait is below 0. `rows` is kept.
+        """
+        first = waits[0]
+        if waits.count(first) == len(waits):
+            self._file(rows, first)
             return
-        for row, at in zip(rows, rounds, strict=True):
-            filed.setdefault(at, {})[row] = None
+        for row, wait in zip(rows, waits, strict=True):
+            self._file([row], wait)
+
+    def _file(self, rows: list[int], wait: int) -> None:
+        at = self._next + max(wait, 0)
+        self._due.update(dict.fromkeys(rows, at))
+        self._filed.setdefault(at, []).append(rows)
 
     def leave(self, row: int) -> None:
         """Forget `row`, filed or not."""
-        bucket = self._filed.get(self._due.get(row, -1))
-        if bucket is not None:  # else its round has passed
-            bucket.pop(row, None)
+        for rows in self._filed.get(self._due.get(row, -1), ()):  # none if its round has passed
+            if row in rows:
+                rows.remove(row)
 
     def take(self, until: int) -> list[int]:
         """Remove and return the rows due in rounds up to `until`, the earliest first."""
         taken: list[int] = []
         for at in range(self._next, until + 1):
-            bucket = self._filed.pop(at, None)
-            if bucket:
-                taken += bucket
+            for rows in self._filed.pop(at, ()):
+                taken += rows
         self._next = until + 1
         return taken
 
     def filed(self) -> Iterable[int]:
         """Return the rows that are filed; for checks."""
-        return [row for bucket in self._filed.values() for row in bucket]
+        return [row for together in self._filed.values() for rows in together for row in rows]

@@ -21,7 +21,7 @@ from drumline.contract.census import PoolCensus
 from drumline.contract.specs import CacheGroup
 from drumline.core.errors import InvariantError
 from drumline.scheduler.eviction import EvictionOrder
-from drumline.scheduler.index import IndexArray
+from drumline.scheduler.index import ONE, ZERO, IndexArray, every, some
 
 FULL_HISTORY = 2
 """Eviction rank of blocks that carry history, behind those that only mark a boundary."""
@@ -185,7 +185,7 @@ class BlockPool:
                 blocks += self.base[group]
         else:
             blocks = np.array([self._take_packed(group, packing) for _ in range(count)], np.intp)
-        self.refs[blocks] = 1
+        self.refs[blocks] = ONE
         return blocks
 
     def take_one(self, group: int) -> tuple[int, int]:
@@ -204,7 +204,7 @@ class BlockPool:
         """Hold `blocks`, distinct and cached or held already, once more."""
         refs = self.refs[blocks]
         self.evictable -= len(refs) - int(np.count_nonzero(refs))
-        self.refs[blocks] = refs + 1
+        self.refs[blocks] = refs + ONE
 
     def release(self, blocks: IndexArray, epoch: int | IndexArray = 0) -> None:
         """Release one hold of each of `blocks`, which are distinct and not null.
@@ -212,19 +212,21 @@ class BlockPool:
         `epoch` is the admission whose hold it was; a block is as old as its newest hold.
         """
         self.epoch[blocks] = np.maximum(self.epoch[blocks], epoch)
-        refs = self.refs[blocks] - 1
+        refs = self.refs[blocks] - ONE
         self.refs[blocks] = refs
-        if refs.all():
+        idle = refs == ZERO
+        if not some(idle):
             return
-        loose = blocks[refs == 0]
+        loose = blocks if every(idle) else blocks[idle]
         self.releases += 1
-        cached = self.node[loose] > 0
-        if cached.any():
-            waiting = loose[cached]
-            self._file(waiting)
+        cached = self.node[loose] > ZERO
+        if every(cached):
+            self._file(loose)
+            return
+        if some(cached):
+            self._file(loose[cached])
             loose = loose[~cached]
-        if len(loose):
-            self._put(loose)
+        self._put(loose)
 
     # -- the cache's side ---------------------------------------------------------
 

@@ -16,7 +16,7 @@ from drumline.core.errors import InvariantError
 from drumline.scheduler.agenda import Agenda
 from drumline.scheduler.config import SchedulerConfig
 from drumline.scheduler.draft import Draft
-from drumline.scheduler.index import FEW, ZERO, scalar
+from drumline.scheduler.index import FEW, IndexArray, scalar
 from drumline.scheduler.lifecycle import Move, State
 from drumline.scheduler.publication import Publication
 from drumline.scheduler.requests import Request, RequestTable
@@ -24,9 +24,6 @@ from drumline.scheduler.roster import Roster
 from drumline.scheduler.rows import Rows
 from drumline.scheduler.states import StateSlots
 from drumline.scheduler.tables import BlockTables
-
-_FEW_TO_EXTEND = 3
-"""Up to so many rows that need blocks, looking at one after the other is cheaper than arrays."""
 
 
 class Decodes(Struct, frozen=True, eq=False):
@@ -120,14 +117,16 @@ class Decoding:
         """Plan a decode of every row that has room, within `budget` tokens."""
         roster, fields = self.roster, self._rows
         due = self._blocked + self._agenda.take(draft.round)
+        together = np.array(due, np.intp) if len(due) > FEW else None
         if due and self._caching:
-            self._publication.publish_decoded(due, draft)
+            self._publication.publish_decoded(due, together, draft)
         joining: dict[int, Request] = {}
         if self._ready:
             joining = self._join()
             due += joining
+            together = None
         members = len(roster)
-        left_out = self._blocked = self._make_room(due, joining, draft) if due else []
+        left_out = self._blocked = self._make_room(due, together, joining, draft)
         aborted = len(roster) < members
         roster.refresh()
         rows, generations, lengths = roster.rows, roster.generations, roster.lengths
@@ -144,8 +143,9 @@ class Decoding:
         fields.outstanding += ones
         if aborted or left_out:
             due = [row for row in due if row in roster and row not in left_out]
+            together = None
         if due:
-            self._file(due, draft.round)
+            self._file(due, together)
         if not len(rows):
             return None
         return Decodes(rows, generations, lengths, prefix)
@@ -159,19 +159,19 @@ class Decoding:
             self.roster.join(request.row)
         return joining
 
-    def _make_room(self, due: list[int], joining: dict[int, Request], draft: Draft) -> list[int]:
-        """Give due rows the blocks they need.
+    def _make_room(
+        self,
+        due: list[int],
+        together: IndexArray | None,
+        joining: dict[int, Request],
+        draft: Draft,
+    ) -> list[int]:
+        """Give due rows the blocks they need, if they are many that ask for the same `together`.
 
         Returns those that must sit this round out: the last submitted, where not all have room.
         """
-        # One after the other where each asks for something else, or where there are few.
-        if not joining and not self._reserved and len(due) > _FEW_TO_EXTEND:
-            rows = np.array(due, np.intp)
-            if not (self._states and self._states.restless(rows)):
-                if self._windows:
-                    self._tables.expire(rows, draft)
-                if self._tables.extend(rows, self._step, draft):
-                    return []
+        if together is not None and self._make_room_together(together, draft):
+            return []
         blocked = []
         for row in sorted(due, key=self._rows.sequence_of.__getitem__):
             if row in joining and self._caching:
@@ -184,6 +184,14 @@ class Decoding:
             if not self._grow(row, draft):
                 blocked.append(row)
         return blocked
+
+    def _make_room_together(self, rows: IndexArray, draft: Draft) -> bool:
+        """Give all of `rows` the blocks they need, or, returning False, none of them any."""
+        if self._reserved or (self._states and self._states.restless(rows)):
+            return False
+        if self._windows:
+            self._tables.expire(rows, draft)
+        return self._tables.extend(rows, self._step, draft)
 
     def _grow(self, row: int, draft: Draft) -> bool:
         computed, limit = self._rows.computed_of[row], self._tables.max_tokens
@@ -251,12 +259,12 @@ class Decoding:
             raise InvariantError(f"row {row} decodes and has no owner")
         return owner
 
-    def _file(self, due: list[int], number: int) -> None:
+    def _file(self, due: list[int], together: IndexArray | None) -> None:
         """File `due` under the first round in which each can need attention again."""
         if len(due) <= FEW:
-            self._agenda.file(due, [number + 1 + self._wait(row) for row in due])
+            self._agenda.file(due, [self._wait(row) for row in due])
             return
-        rows = np.array(due, np.intp)
+        rows = np.array(due, np.intp) if together is None else together
         until = self._tables.lasts(rows)
         if self._caching:
             until = np.minimum(until, self._rows.hashed[rows] + self._page)
@@ -266,18 +274,19 @@ class Decoding:
         if self._states:
             # What the first decode read goes with the second.
             wait[self._states.reading(rows)] = 0
-        # Never in this round again, however far the tokens lag behind.
-        rounds = np.maximum(wait, ZERO) + np.array(number + 1)
-        self._agenda.file(due, rounds.tolist())
+        self._agenda.file(due, wait.tolist())
 
     def _wait(self, row: int) -> int:
-        """Return the rounds, this one aside, in which `row` can need no attention."""
+        """Return the rounds, this one aside, in which `row` can need no attention.
+
+        It is below 0 where tokens lag behind what was planned.
+        """
         if self._states and self._states.holds_read(row):
             return 0
         until = self._tables.last(row)
         if self._caching:
             until = min(until, self._rows.hashed_of[row] + self._page_tokens)
-        return max(until - self._rows.computed_of[row], 0) // self._width
+        return (until - self._rows.computed_of[row]) // self._width
 
     def check(self) -> None:
         """Raise InvariantError unless every decoding row is filed for attention."""

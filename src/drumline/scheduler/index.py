@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 IndexArray = npt.NDArray[np.intp]
 
-FEW = 8
+FEW = 4
 """Up to so many rows or blocks, looking at one after the other is cheaper than an array is."""
 
 NOBODY: IndexArray = np.empty(0, np.intp)
@@ -27,3 +27,13 @@ def scalar(value: int) -> IndexArray:
 
 ZERO = scalar(0)
 ONE = scalar(1)
+
+
+def every(mask: npt.NDArray[np.bool_]) -> bool:
+    """Whether all of `mask` is true; of few elements, sooner known than numpy says it."""
+    return b"\0" not in mask.tobytes()
+
+
+def some(mask: npt.NDArray[np.bool_]) -> bool:
+    """Whether any of `mask` is true; of few elements, sooner known than numpy says it."""
+    return b"\1" in mask.tobytes()

@@ -188,7 +188,8 @@ class PrefixIndex:
         nodes = self._make(digests, ends)
         if nodes is None:
             return False
-        filled = 0
+        filled: int | IndexArray = 0
+        full = False
         for mine, slots, offered in zip(self._lines, self.slots, blocks, strict=True):
             cells = owners = nodes
             if slots > 1:
@@ -199,12 +200,13 @@ class PrefixIndex:
             if count == len(offered):
                 self._owner[offered] = owners
                 filled += slots
+                full = True
             elif count:
                 held = offered > 0
                 self._owner[offered[held]] = owners[held]
-                self._filled[nodes] += held.reshape(-1, slots).sum(axis=1)
-        self._filled[nodes] += filled
-        if not filled:
+                filled += held.reshape(-1, slots).sum(axis=1)
+        self._filled[nodes] = filled
+        if not full:
             for node in nodes[self._filled[nodes] == 0].tolist():
                 self._forget_node(node)
         return True

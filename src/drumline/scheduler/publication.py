@@ -15,7 +15,7 @@ import numpy as np
 from drumline.core.hashing import next_digests, page_digest
 from drumline.scheduler.blocks import BlockPool
 from drumline.scheduler.draft import Draft
-from drumline.scheduler.index import FEW, IndexArray
+from drumline.scheduler.index import IndexArray, every, scalar
 from drumline.scheduler.kv_events import KvEvents
 from drumline.scheduler.prefix import PrefixIndex
 from drumline.scheduler.requests import Request
@@ -34,6 +34,7 @@ class Publication:
         "_events",
         "_index",
         "_offer",
+        "_page",
         "_pool",
         "_promised",
         "_promoted",
@@ -59,6 +60,7 @@ class Publication:
         self._events = events
         self._pool = pool
         self._size = granularity
+        self._page = scalar(granularity)
         self._index = index
         self._tables = tables
         self._states = states
@@ -211,7 +213,7 @@ class Publication:
         """
         row = request.row
         self.publish_prompt(request, request.prompt_tokens, None)
-        digests = self.publish_decoded([row], None)
+        digests = self.publish_decoded([row], None, None)
         settled = min(int(self._rows.computed[row]), int(self._rows.known[row]))
         if settled > self._rows.hashed[row]:
             digests.append(self._offer_tail(request, settled)[1])
@@ -274,54 +276,72 @@ class Publication:
         blocks[: first - start] = 0
         return blocks
 
-    def publish_decoded(self, rows: Sequence[int], draft: Draft | None) -> list[bytes]:
+    def publish_decoded(
+        self, rows: Sequence[int], together: IndexArray | None, draft: Draft | None
+    ) -> list[bytes]:
         """Offer the pages that `rows` have completed since they were last asked.
 
-        A page that is cached already is adopted in place of the row's own, given a draft.
+        `together` are the same rows as an array; without it they are looked at one after the
+        other. A page that is cached already is adopted in place of the row's own, given a draft.
         Returns the digests.
         """
         fields, size = self._rows, self._size
-        hashed, known, computed = fields.hashed_of, fields.known_of, fields.computed_of
         found: list[bytes] = []
-        while rows := [
-            row
-            for row in rows
-            if (end := hashed[row] + size) <= known[row] and end <= computed[row]
-        ]:
-            digests = self._hash(rows)
-            nodes = self._publish_pages(rows, digests)
-            if nodes is not None and draft is not None:
-                owners = np.array(rows, np.intp)
-                ends = fields.hashed[owners]
-                blocks = self._tables.page_blocks(owners, ends)
-                self._adopt(owners, ends, nodes, blocks, draft)
+        while digests := (
+            self._publish_each(rows, draft)
+            if together is None
+            else self._publish_together(together, draft)
+        ):
             found += digests
             if fields.ahead < size:  # nobody can have completed another
                 break
         return found
 
-    def _publish_pages(self, rows: Sequence[int], digests: Sequence[bytes]) -> list[int] | None:
-        """Offer the last hashed page of each of `rows`; returns what the index does."""
-        fields, tables = self._rows, self._tables
-        # Decodes write what they carry in place: nothing of it stays behind a page.
-        carried = len(self._states)
-        if len(rows) <= FEW:
-            few = [fields.hashed_of[row] for row in rows]
-            pages = [tables.page_cells(row, end) for row, end in zip(rows, few, strict=True)]
-            if carried:
-                pages = [page + [[0]] * carried for page in pages]
-            return self._index.publish_few(digests, few, pages)
-        owners = np.array(rows, np.intp)
-        ends = fields.hashed[owners]
-        blocks = tables.page_blocks(owners, ends)
-        blocks += [np.zeros(len(rows), np.intp)] * carried
-        return self._index.publish(digests, ends, blocks)
+    def _publish_each(self, rows: Sequence[int], draft: Draft | None) -> list[bytes]:
+        """Offer a page of each of `rows` that completed one, and return their digests."""
+        fields, size = self._rows, self._size
+        hashed, known, computed = fields.hashed_of, fields.known_of, fields.computed_of
+        rows = [
+            row
+            for row in rows
+            if (end := hashed[row] + size) <= known[row] and end <= computed[row]
+        ]
+        if not rows:
+            return []
+        digests = self._hash(rows, fields.take_pages(rows))
+        ends = [hashed[row] for row in rows]
+        pages = [self._tables.page_cells(row, end) for row, end in zip(rows, ends, strict=True)]
+        if self._states:  # decodes write what they carry in place: nothing stays behind a page
+            pages = [page + [[0]] * len(self._states) for page in pages]
+        nodes = self._index.publish_few(digests, ends, pages)
+        if nodes is not None and draft is not None:
+            owners = np.array(rows, np.intp)
+            behind = fields.hashed[owners]
+            blocks = self._tables.page_blocks(owners, behind)
+            self._adopt(owners, behind, nodes, blocks, draft)
+        return digests
 
-    def _hash(self, rows: Sequence[int]) -> list[bytes]:
-        """Hash the page behind the hashed tokens of each of `rows`, and return the digests."""
+    def _publish_together(self, rows: IndexArray, draft: Draft | None) -> list[bytes]:
+        """Do what `_publish_each` does, with all rows at once."""
+        fields = self._rows
+        ends = fields.hashed[rows] + self._page
+        done = ends <= np.minimum(fields.known[rows], fields.computed[rows])
+        if not every(done):
+            rows, ends = rows[done], ends[done]
+        if not len(rows):
+            return []
+        digests = self._hash(rows.tolist(), fields.take_many_pages(rows, ends))
+        blocks = self._tables.page_blocks(rows, ends)
+        carried = [np.zeros(len(rows), np.intp)] * len(self._states)
+        nodes = self._index.publish(digests, ends, blocks + carried)
+        if nodes is not None and draft is not None:
+            self._adopt(rows, ends, nodes, blocks, draft)
+        return digests
+
+    def _hash(self, rows: Sequence[int], pages: list[bytes]) -> list[bytes]:
+        """Return the digests of `pages`, which come behind the hashed ones of `rows`."""
         digests, extras = self._rows.digests, self._rows.extras
         priors = [digests[row] for row in rows]
-        pages = self._rows.take_pages(rows)
         if extras:
             pages = [page + extras.get(row, b"") for row, page in zip(rows, pages, strict=True)]
         new = next_digests(priors, pages)

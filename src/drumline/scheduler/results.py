@@ -5,7 +5,7 @@ import numpy as np
 from drumline.contract.arrays import IntArray
 from drumline.scheduler.config import SchedulerConfig
 from drumline.scheduler.events import IllegalTransitionError, Results
-from drumline.scheduler.index import ONE, ZERO, IndexArray
+from drumline.scheduler.index import ONE, ZERO, IndexArray, some
 from drumline.scheduler.lifecycle import State
 from drumline.scheduler.requests import Request, RequestTable
 from drumline.scheduler.roster import Roster
@@ -41,10 +41,12 @@ class Commits:
         counts, tokens = results.counts, results.tokens
         if roster.current(results.rows) and not fields.quiet:
             index, owed = roster.index, roster.ones
-            outstanding = fields.outstanding - owed
-            if np.count_nonzero(outstanding < ZERO):
-                raise self._illegal(np.flatnonzero(outstanding < ZERO))
-            fields.outstanding[:] = outstanding
+            outstanding = fields.outstanding
+            np.subtract(outstanding, owed, outstanding)
+            if some(outstanding < ZERO):
+                unowed = np.flatnonzero(outstanding < ZERO)
+                outstanding += owed
+                raise self._illegal(unowed)
             # As many tokens as rows, and no row without: one each, and none had drafts.
             if self._width == 1 and len(tokens) == len(index) == np.count_nonzero(counts):
                 fields.known += owed
@@ -80,7 +82,7 @@ class Commits:
             quiet = rows[silent]
             rows, counts = rows[~silent], counts[~silent]
         outstanding = fields.outstanding[rows] - ONE
-        if np.count_nonzero(outstanding < ZERO):
+        if some(outstanding < ZERO):
             raise self._illegal(rows[outstanding < 0])
         if quiet is not None:
             fields.silent[quiet] -= 1

@@ -17,7 +17,7 @@ from msgspec import Struct
 from drumline.contract.arrays import IntArray
 from drumline.core.errors import InvariantError
 from drumline.core.hashing import framed_pages
-from drumline.scheduler.index import FEW, IndexArray
+from drumline.scheduler.index import IndexArray, scalar
 from drumline.scheduler.requests import Request
 
 
@@ -35,11 +35,13 @@ class Rows:
     """Fields of running requests, by row."""
 
     __slots__ = (
+        "_behind",
         "_bytes",
         "_cells",
         "_cursor_of",
         "_free",
         "_page",
+        "_page_tokens",
         "ahead",
         "columns",
         "columns_of",
@@ -71,6 +73,7 @@ class Rows:
         """Make rows that keep a page of tokens, and `ahead_tokens` beyond it, until hashed."""
         size = max_rows + 1
         self._page = page_tokens
+        self._page_tokens = scalar(page_tokens)
         self.ahead = ahead_tokens
         """Tokens that may be known beyond a page."""
         self.generation: IntArray = np.ones(size, np.int32)
@@ -99,6 +102,8 @@ class Rows:
         self.frames[:, 0] = page_tokens
         self.newest: IntArray = self.frames[:, 1:]
         """Those tokens."""
+        self._behind = self.newest[:, :ahead_tokens]
+        """Where tokens go that were known beyond a page which is hashed."""
         self.cursor: IndexArray = np.zeros(size, np.intp)
         """Where in the flattened `frames` the row's next token goes."""
         self.digests: list[bytes] = [b""] * size
@@ -174,8 +179,6 @@ class Rows:
 
         It counts as hashed from now on.
         """
-        if len(rows) > FEW:
-            return self._take_pages(np.array(rows, np.intp))
         hashed, known, cursor, cells = self.hashed_of, self.known_of, self._cursor_of, self._cells
         span, size, pages = self.frames.shape[1], self._page, []
         for row in rows:
@@ -187,15 +190,13 @@ class Rows:
             cursor[row] -= size
         return pages
 
-    def _take_pages(self, rows: IndexArray) -> list[bytes]:
-        size, ahead = self._page, self.ahead
+    def take_many_pages(self, rows: IndexArray, ends: IndexArray) -> list[bytes]:
+        """Do what `take_pages` does, with all rows at once, whose pages end at `ends`."""
         frames = self.frames.take(rows, 0)
-        pages = framed_pages(frames, ahead)
-        frames[:, 1 : 1 + ahead] = frames[:, 1 + size :]
-        self.frames[rows] = frames
-        self.cursor[rows] -= size
-        self.hashed[rows] += size
-        return pages
+        self._behind[rows] = frames[:, 1 + self._page :]
+        self.cursor[rows] -= self._page_tokens
+        self.hashed[rows] = ends
+        return framed_pages(frames, self.ahead)
 
     def suspend(self, row: int) -> Suspended:
         """Return what `resume` needs."""
