@@ -126,6 +126,8 @@ def test_the_forward_waits_for_the_device_at_known_places_only():
         "device/sampling/constraints.py:advance",
         # Which rows must be sorted whole.
         "device/sampling/draw.py:_draw_narrowed",
+        # An operator who looks at a weight waits for it.
+        "device/serving_weights.py:ServingWeights.rows",
         # Made once: the pools' memory as bytes, for threads that copy.
         "device/host_cache.py:HostPool.__init__",
         "device/kv.py:KvPool.__init__",

@@ -110,6 +110,10 @@ class EngineClient:
         """Set once an engine is gone or `close` was called; nothing works from then on."""
         self.weight_version = "default"
         """What the weights that serve are called, as whoever loads them says here."""
+        self.weight_path: str | None = None
+        """The checkpoint that was last loaded while the engine served."""
+        self.weights_lost: str | None = None
+        """Why no weights serve any more, as whoever lost them says here."""
         self.dropped_frames = 0
         """Messages of engines that made no sense and were dropped whole."""
 

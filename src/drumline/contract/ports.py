@@ -20,7 +20,7 @@ from drumline.contract.profile import Recording, Span, Stage
 from drumline.contract.regions import Region
 from drumline.contract.request import Admission
 from drumline.contract.result import ForwardResult
-from drumline.contract.weights import DiskWeights
+from drumline.contract.weights import NewWeights, WeightGroup, WeightRows
 
 
 class Clock(Protocol):
@@ -201,11 +201,23 @@ class DataPlane(Protocol):
         """Record no more once all that is queued has run, and write that with the control
         thread's `spans`; returns why it could not be written."""
 
-    def open_weights(self, source: DiskWeights) -> str | None:
+    def open_weights(self, source: NewWeights) -> str | None:
         """Make sure that other weights can be loaded, and change nothing; returns why not."""
 
     def load_weights(self) -> str | None:
-        """Load what was opened, beside what serves; returns why it cannot be."""
+        """Load what was opened; returns why it cannot be.
+
+        What serves is kept meanwhile, or under the policy to discard it let go before.
+        """
 
     def settle_weights(self, taken: bool) -> None:
         """Serve what was loaded from the next forward on, or let go what was opened and loaded."""
+
+    def join_weight_group(self, group: WeightGroup) -> str | None:
+        """Become a member of a trainer's group; returns why not, or waits until all have."""
+
+    def leave_weight_group(self, name: str) -> None:
+        """Be no member of a group any more, whether or not this rank was one."""
+
+    def read_weight(self, name: str, rows: int) -> WeightRows | str:
+        """Return this rank's part of a weight's first rows, or why there is none."""

@@ -76,6 +76,8 @@ class DeviceSpecs(Struct, frozen=True, kw_only=True):
     """Requests that may be suspended at the same time."""
     history: HistoryNeed | None = None
     """Which tokens of before the model reads; None for one that reads its inputs alone."""
+    discards_weights: bool = False
+    """Whether weights that serve are given up before others are loaded."""
 
     @property
     def kv_tokens(self) -> int:

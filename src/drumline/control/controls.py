@@ -7,22 +7,21 @@ It runs nothing itself and knows no scheduler.
 
 from collections import deque
 from collections.abc import Callable
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import msgspec
-from msgspec import Meta, Struct
 
 from drumline.contract.internal_state import Adjustments
 from drumline.contract.messages import CallAsked, CallReply
 from drumline.contract.profile import ProfileAsked
 from drumline.contract.regions import Region
-from drumline.contract.weights import DiskWeights
 from drumline.control.operations import Gated, ProfileStart, ProfileStop, StateSet, WeightsAsked
 from drumline.control.standing import (
     Drained,
     Draining,
     Effect,
     Event,
+    Lost,
     PauseAsked,
     PauseMode,
     ReleaseAsked,
@@ -33,42 +32,45 @@ from drumline.control.standing import (
     Serving,
     State,
     WakeAsked,
+    WeightsLost,
     frozen,
     gone,
     step,
+)
+from drumline.control.weight_calls import (
+    METHODS,
+    CallRefusedError,
+    RowsAsked,
+    operation,
+    rows_asked,
+    version_asked,
 )
 
 _Effects = tuple[Effect, ...]
 _ADJUSTABLE = Adjustments.__struct_fields__
 
 
-class _Disk(Struct, frozen=True, forbid_unknown_fields=True):
-    """The arguments of a load from disk, in their order."""
-
-    model_path: Annotated[str, Meta(min_length=1)]
-    load_format: Literal["auto", "safetensors", "gguf"] | None = None
-    weight_version: Annotated[str, Meta(min_length=1)] | None = None
-    flush_cache: bool = True
-
-
 class Controls:
     """Operations that wait for their gate or drain, and answers that wait for the round's end."""
 
-    def __init__(self) -> None:
+    def __init__(self, weight_version: str = "default") -> None:
         self._state: State = Serving()
         self._flushes: list[int] = []
         self._replies: list[CallReply] = []
         self._curious: list[int] = []
         self._watching: list[int] = []
         self._gated: deque[Gated] = deque()
-        self._weight_version = "default"
+        self._rows: list[RowsAsked] = []
+        self._weight_version = weight_version
         self._methods: dict[str, Callable[[CallAsked], _Effects]] = {
             "cache_state": self._cache_state,
             "flush_cache": self._flush_cache,
             "get_internal_state": self._get_internal_state,
             "get_weight_version": self._get_weight_version,
+            "get_weights_by_name": self._get_weights_by_name,
             "is_scheduler_paused": self._is_scheduler_paused,
             "is_sleeping": self._is_sleeping,
+            "lost_weights": lambda call: self._reply(call, True, self.lost or ""),
             "pause_scheduler": self._pause_scheduler,
             "release_memory_occupation": self._release_memory,
             "resume_memory_occupation": self._resume_memory,
@@ -76,7 +78,8 @@ class Controls:
             "set_internal_state": self._set_internal_state,
             "start_profile": self._start_profile,
             "stop_profile": self._stop_profile,
-            "update_weight_from_disk": self._update_weights,
+            "update_weight_version": self._update_weight_version,
+            **dict.fromkeys(METHODS, self._operate),
         }
 
     def ask(self, call: CallAsked) -> _Effects:
@@ -141,12 +144,34 @@ class Controls:
         """The operation that waits for the gate next."""
         return self._gated[0] if self._gated else None
 
-    def ran(self, success: bool, message: str = "") -> None:
-        """Answer that operation, which ran."""
-        operation = self._gated.popleft()
-        if success and isinstance(operation, WeightsAsked) and operation.version is not None:
-            self._weight_version = operation.version
-        self._replies.append(CallReply(operation.call, success, message))
+    def ran(self, success: bool, message: str = "", lost: str | None = None) -> _Effects:
+        """Answer that operation, which ran; with `lost`, no weights serve any more, and why."""
+        done = self._gated.popleft()
+        if success and isinstance(done, WeightsAsked) and done.version is not None:
+            self._weight_version = done.version
+        self._replies.append(CallReply(done.call, success, message))
+        if lost is None:
+            return ()
+        # Nothing that still waits can be done.
+        waiting = [each.call for each in self._gated] + [each.call for each in self._rows]
+        self._replies += [CallReply(call, False, lost) for call in waiting]
+        self._gated.clear()
+        self._rows.clear()
+        return self._step(WeightsLost(lost))
+
+    @property
+    def lost(self) -> str | None:
+        """Why no weights serve any more."""
+        return self._state.fault if isinstance(self._state, Lost) else None
+
+    def take_rows(self) -> list[RowsAsked]:
+        """Return which weights are to be told, once."""
+        rows, self._rows = self._rows, []
+        return rows
+
+    def told(self, asked: RowsAsked, success: bool, message: str) -> None:
+        """Answer who wanted to see a weight."""
+        self._replies.append(CallReply(asked.call, success, message))
 
     @property
     def cache_state_wanted(self) -> bool:
@@ -226,19 +251,29 @@ class Controls:
     def _get_weight_version(self, call: CallAsked) -> _Effects:
         return self._reply(call, True, self._weight_version)
 
-    def _update_weights(self, call: CallAsked) -> _Effects:
-        names = _Disk.__struct_fields__
-        given = call.args[0] if call.args and isinstance(call.args[0], dict) else None
+    def _get_weights_by_name(self, call: CallAsked) -> _Effects:
+        if self.lost is not None:
+            return self._reply(call, False, self.lost)
         try:
-            asked = msgspec.convert(
-                dict(zip(names, call.args, strict=False)) if given is None else given, _Disk
-            )
-        except msgspec.ValidationError as error:
-            return self._reply(call, False, f"{error}; it takes {', '.join(names)}")
-        source = DiskWeights(asked.model_path)
-        self._gated.append(
-            WeightsAsked(call.call_id, source, asked.flush_cache, asked.weight_version)
-        )
+            self._rows.append(rows_asked(call))
+        except CallRefusedError as error:
+            return self._reply(call, False, str(error))
+        return ()
+
+    def _update_weight_version(self, call: CallAsked) -> _Effects:
+        try:
+            self._weight_version = version_asked(call)
+        except CallRefusedError as error:
+            return self._reply(call, False, str(error))
+        return self._reply(call, True, f"the weights are called {self._weight_version}")
+
+    def _operate(self, call: CallAsked) -> _Effects:
+        if self.lost is not None:
+            return self._reply(call, False, self.lost)
+        try:
+            self._gated.append(operation(call))
+        except CallRefusedError as error:
+            return self._reply(call, False, str(error))
         return ()
 
     def _get_internal_state(self, call: CallAsked) -> _Effects:

@@ -62,7 +62,8 @@ from drumline.control.requests import (
     Reason,
     Refusal,
 )
-from drumline.control.standing import AbortAll, CancelUnscheduled, Restore
+from drumline.control.standing import AbortAll, CancelUnscheduled, Effect, Restore
+from drumline.control.weight_ops import WeightOps
 from drumline.scheduler.events import HeadEvent, Tick
 from drumline.scheduler.scheduler import Scheduler
 
@@ -123,6 +124,7 @@ class EventLoop:
         in_flight_depth: int,
         grammars: GrammarCompiler | None = None,
         profiles: Place | None = None,
+        weight_version: str = "default",
     ) -> None:
         """Wire a loop up. `frontend` is the replica's first member's alone."""
         self._scheduler = scheduler
@@ -136,7 +138,16 @@ class EventLoop:
         self._relay = Relay(ranks.replica, ranks.members)
         self._ingress = Ingress(limits)
         self._outputs = Outputs(specs.max_rows, limits.vocab_size)
-        self._controls = Controls()
+        self._controls = Controls(weight_version)
+        self._weight_ops = WeightOps(
+            data_plane,
+            ranks.replica,
+            self._converge,
+            self._cleared,
+            rank=ranks.rank,
+            ranks=ranks.replica.size * ranks.world.size,
+            discards=specs.discards_weights,
+        )
         self._cache_ops = CacheOps(ranks.replica, specs)
         self._grammars = Grammars(grammars, ranks.replica)
         self._history = (
@@ -285,7 +296,7 @@ class EventLoop:
             match message:
                 case Submitted(request):
                     if self._is_new(request, arrived):
-                        answer = self._ingress.admit(request, self._now_us)
+                        answer = self._answer(request)
                         if isinstance(answer, Refusal):
                             self._outputs.refuse(answer)
                         elif self._outputs.register(answer.request, self._now_us):
@@ -300,15 +311,27 @@ class EventLoop:
         self._submit(admitted)
         self._outputs.expire(self._now_us)
 
+    def _answer(self, request: GenerateRequest) -> Admitted | Refusal:
+        lost = self._controls.lost
+        if lost is not None:
+            return self._ingress.refusal(request, lost, NO_CAPACITY)
+        return self._ingress.admit(request, self._now_us)
+
     def _control(self, call: CallAsked) -> None:
         """Do what a control operation wants done at once."""
-        for effect in self._controls.ask(call):
+        self._carry_out(self._controls.ask(call))
+
+    def _carry_out(self, effects: Iterable[Effect]) -> None:
+        """Do what a control operation wants done at once; those who are ended are told why."""
+        lost = self._controls.lost
+        ending = _PAUSED if lost is None else Ending(Reason.ABORT, lost, NO_CAPACITY)
+        for effect in effects:
             match effect:
                 case CancelUnscheduled():
                     waited = [request.rid for request in self._grammars.cancel()]
-                    self._outputs.fail(waited, _PAUSED, self._now_us)
+                    self._outputs.fail(waited, ending, self._now_us)
                 case AbortAll():
-                    self._outputs.abort_all(_PAUSED, self._now_us)
+                    self._outputs.abort_all(ending, self._now_us)
                 case Restore(regions=regions):
                     self._data_plane.restore_memory(regions)
 
@@ -399,60 +422,48 @@ class EventLoop:
         """
         gate = passed(self._world, self._held())
         if gate.flush:
-            cleared = self._converge(self._scheduler.can_clear())
-            if cleared:
-                self._scheduler.clear()
-            self._controls.flushed(cleared)
+            self._controls.flushed(self._cleared())
         if gate.operation is not None and (asked := self._controls.gated) is not None:
-            self._controls.ran(*self._run_gated(asked))
+            self._carry_out(self._controls.ran(*self._run_gated(asked)))
+        for wanted in self._controls.take_rows():
+            told = self._weight_ops.rows(wanted)
+            self._controls.told(wanted, told.success, told.message)
         return gate
 
-    def _run_gated(self, asked: Gated) -> tuple[bool, str]:
+    def _run_gated(self, asked: Gated) -> tuple[bool, str, str | None]:
         """Run what all ranks let pass; returns whether it succeeded, and what is said of it.
 
-        Collective: on every rank.
+        The third is why no weights serve any more, if so. Collective: on every rank.
         """
         match asked:
             case WeightsAsked():
-                fault = self._load_weights(asked)
-                return fault is None, fault or f"weights loaded from {asked.source.path}"
+                done = self._weight_ops.run(asked)
+                return done.success, done.message, done.lost
             case ProfileStart():
                 fault = self._profiles.open(asked.asked, self._now_us)
                 agreed = self._converge(fault is None)
                 begun = self._profiles.settle(agreed)
-                return agreed, begun or fault or "another rank cannot record this; its log says why"
+                return (
+                    agreed,
+                    begun or fault or "another rank cannot record this; its log says why",
+                    None,
+                )
             case ProfileStop():
                 fault, recorded = self._profiles.stop()
                 agreed = self._converge(fault is None)
-                return agreed, fault or recorded
+                return agreed, fault or recorded, None
             case StateSet():
                 fault = self._scheduler.adjust(asked.changes)
                 settings = msgspec.json.encode(self._scheduler.adjustable).decode()
-                return fault is None, fault or settings
+                return fault is None, fault or settings, None
         assert_never(asked)
 
-    def _load_weights(self, load: WeightsAsked) -> str | None:
-        """Load the weights that every replica was asked to; returns why that failed.
-
-        Collective: on every rank. Nothing is flushed unless all can load, and the new weights
-        serve on all ranks or on none, before any answer.
-        """
-        fault = self._data_plane.open_weights(load.source)
-        if not self._converge(fault is None):
-            self._data_plane.settle_weights(False)
-            return fault or "another rank cannot load these weights"
-        if load.flush:
-            if not self._converge(self._scheduler.can_clear()):
-                self._data_plane.settle_weights(False)
-                return "the cache is in use; retry once the running requests ended"
+    def _cleared(self) -> bool:
+        """Forget the prefixes on every rank, or on none. Collective: on every rank."""
+        cleared = self._converge(self._scheduler.can_clear())
+        if cleared:
             self._scheduler.clear()
-        fault = self._data_plane.load_weights()
-        taken = self._converge(fault is None)
-        self._data_plane.settle_weights(taken)
-        if not taken:
-            return fault or "another rank could not load these weights"
-        _log.info("serving weights of %s", load.source.path)
-        return None
+        return cleared
 
     def _held(self) -> Held:
         """Return what this rank brings to the gate."""

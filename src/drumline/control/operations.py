@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from drumline.contract.internal_state import Adjustments
 from drumline.contract.profile import ProfileAsked
-from drumline.contract.weights import DiskWeights
+from drumline.contract.weights import DiskWeights, SentWeights
 
 
 class Operation(IntEnum):
@@ -27,17 +27,58 @@ class Operation(IntEnum):
     SET_INTERNAL_STATE = 10
 
 
+class TensorParts(Struct, frozen=True):
+    """Safetensors files: one for all ranks of the engine, or one for each."""
+
+    parts: tuple[bytes, ...]
+
+    def __str__(self) -> str:
+        return f"{sum(map(len, self.parts))} bytes of tensors"
+
+
+class JoinGroup(Struct, frozen=True):
+    """Have every rank join a trainer's group, from place `rank_offset` on."""
+
+    address: str
+    port: int
+    rank_offset: int
+    size: int
+    name: str
+    backend: str
+
+
+class LeaveGroup(Struct, frozen=True):
+    """Have every rank leave a group."""
+
+    name: str
+
+
+Work = DiskWeights | TensorParts | SentWeights | JoinGroup | LeaveGroup
+
+
 class WeightsAsked(Struct, frozen=True):
-    """A load of weights from disk."""
+    """An operation on weights."""
 
     call: int
-    source: DiskWeights
-    flush: bool
+    work: Work
+    flush: bool = False
     """Whether the prefix caches are forgotten with the old weights."""
-    version: str | None
+    version: str | None = None
     """What the new weights are called; None leaves the name as it is."""
 
-    kind = Operation.UPDATE_WEIGHTS_FROM_DISK
+    @property
+    def kind(self) -> Operation:
+        """What it is at the gate."""
+        return _KINDS[type(self.work)]
+
+
+_KINDS: dict[type[Struct], Operation] = {
+    DiskWeights: Operation.UPDATE_WEIGHTS_FROM_DISK,
+    TensorParts: Operation.UPDATE_WEIGHTS_FROM_TENSOR,
+    SentWeights: Operation.UPDATE_WEIGHTS_FROM_DISTRIBUTED,
+    JoinGroup: Operation.INIT_WEIGHTS_GROUP,
+    LeaveGroup: Operation.DESTROY_WEIGHTS_GROUP,
+}
 
 
 class ProfileStart(Struct, frozen=True):

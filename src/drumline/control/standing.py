@@ -61,7 +61,15 @@ class Asleep(Struct, frozen=True):
     gone: tuple[Region, ...]
 
 
-State = Serving | Draining | Paused | Kept | Releasing | Asleep
+class Lost(Struct, frozen=True):
+    """No weights serve, and none can be loaded any more: nothing runs until the engine restarts."""
+
+    fault: str
+    gone: tuple[Region, ...] = ()
+
+
+Living = Serving | Draining | Paused | Kept | Releasing | Asleep
+State = Living | Lost
 
 # Events
 
@@ -99,7 +107,13 @@ class Released(Struct, frozen=True):
     fault: str | None = None
 
 
-Event = PauseAsked | ResumeAsked | ReleaseAsked | WakeAsked | Drained | Released
+class WeightsLost(Struct, frozen=True):
+    """The weights that served were discarded, and others could not be loaded."""
+
+    fault: str
+
+
+Event = PauseAsked | ResumeAsked | ReleaseAsked | WakeAsked | Drained | Released | WeightsLost
 
 # Effects
 
@@ -132,6 +146,10 @@ Step = tuple[State, tuple[Effect, ...]]
 
 def step(state: State, event: Event) -> Step:
     """Return what follows from an event."""
+    if isinstance(state, Lost):
+        if isinstance(event, PauseAsked | ResumeAsked | ReleaseAsked | WakeAsked):
+            return state, (Reply(event.call, False, state.fault),)
+        return state, ()
     match event:
         case PauseAsked(call=call, mode=mode):
             return _pause(state, call, mode)
@@ -147,20 +165,26 @@ def step(state: State, event: Event) -> Step:
             return state, ()
         case Released(fault=fault):
             return _released(state, fault)
+        case WeightsLost(fault=fault):
+            ended = (CancelUnscheduled(), AbortAll())
+            lost = Lost(fault, gone(state))
+            if isinstance(state, Draining | Releasing):
+                return lost, (*ended, Reply(state.call, False, fault))
+            return lost, ended
     assert_never(event)
 
 
 def gone(state: State) -> tuple[Region, ...]:
     """Return the regions that are given back."""
-    return state.gone if isinstance(state, Releasing | Asleep) else ()
+    return state.gone if isinstance(state, Releasing | Asleep | Lost) else ()
 
 
 def frozen(state: State) -> bool:
     """Whether no forward may run."""
-    return isinstance(state, Kept) or bool(gone(state))
+    return isinstance(state, Kept | Lost) or bool(gone(state))
 
 
-def _pause(state: State, call: int, mode: PauseMode) -> Step:
+def _pause(state: Living, call: int, mode: PauseMode) -> Step:
     if isinstance(state, Draining | Releasing):
         return state, (Reply(call, False, _busy(state)),)
     if isinstance(state, Asleep):
@@ -176,7 +200,7 @@ def _pause(state: State, call: int, mode: PauseMode) -> Step:
     assert_never(mode)
 
 
-def _resume(state: State, call: int) -> Step:
+def _resume(state: Living, call: int) -> Step:
     if away := gone(state):
         reason = f"memory is released ({_named(away)}); call resume_memory_occupation first"
         return state, (Reply(call, False, reason),)
@@ -191,7 +215,7 @@ def _resume(state: State, call: int) -> Step:
             return Serving(), (Reply(call, True),)
 
 
-def _release(state: State, call: int, regions: tuple[Region, ...]) -> Step:
+def _release(state: Living, call: int, regions: tuple[Region, ...]) -> Step:
     away = gone(state)
     if again := [region for region in regions if region in away]:
         return state, (Reply(call, False, f"already released: {_named(again)}"),)
@@ -212,7 +236,7 @@ def _release(state: State, call: int, regions: tuple[Region, ...]) -> Step:
     assert_never(state)
 
 
-def _wake(state: State, call: int, regions: tuple[Region, ...]) -> Step:
+def _wake(state: Living, call: int, regions: tuple[Region, ...]) -> Step:
     away = gone(state)
     if absent := [region for region in regions if region not in away]:
         return state, (Reply(call, False, f"not released: {_named(absent)}"),)
@@ -226,7 +250,7 @@ def _wake(state: State, call: int, regions: tuple[Region, ...]) -> Step:
     return Asleep(left) if left else Serving(), effects
 
 
-def _released(state: State, fault: str | None) -> Step:
+def _released(state: Living, fault: str | None) -> Step:
     if not isinstance(state, Releasing):
         return state, ()
     if fault is None:

@@ -120,6 +120,15 @@ class WritePolicy(StrEnum):
     WRITE_BACK = "write_back"
 
 
+class WeightUpdatePolicy(StrEnum):
+    """What becomes of the weights that serve while others are loaded."""
+
+    OFFLOAD = "offload"
+    """They are kept until the others are there, and serve on if those never are."""
+    DISCARD = "discard"
+    """They are given up before, which saves their memory; without the others nothing serves."""
+
+
 class ModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Which model, and how it is computed."""
 
@@ -171,6 +180,24 @@ class ModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             "group drumline.logits_processors"
         ),
     ] = ()
+    weight_version: Annotated[
+        ModelName,
+        Meta(description="what answers call the weights that are loaded at start"),
+    ] = "default"
+    weight_update_policy: Annotated[
+        WeightUpdatePolicy,
+        Meta(
+            description="whether weights that serve are kept until an update of them is complete; "
+            "discard writes over them, and blocks the engine until its restart if that fails"
+        ),
+    ] = WeightUpdatePolicy.OFFLOAD
+    weight_update_timeout: Annotated[
+        Annotated[float, Meta(gt=0, le=86400)],
+        Meta(
+            description="seconds that a trainer's group may take to meet, or to send one tensor, "
+            "for which the engine waits"
+        ),
+    ] = 60.0
 
 
 DEFAULT_KVSTORE_RATIO = 2.0

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from drumline.contract.specs import CacheGroup, DeviceSpecs, ModelFacts
 from drumline.core.clock import SystemClock
-from drumline.core.config import Config, Dtype
+from drumline.core.config import Config, Dtype, WeightUpdatePolicy
 from drumline.core.errors import ConfigError
 from drumline.core.model_files import find_model
 from drumline.device.attention import TorchAttention
@@ -36,6 +36,7 @@ from drumline.device.parallel import Alone, TensorGroup
 from drumline.device.profiler import Profiler
 from drumline.device.sampling.processors import load_processors
 from drumline.device.sampling.sampler import Sampler
+from drumline.device.serving_weights import ServingWeights
 from drumline.device.weight_loader import WeightLoader
 
 _log = logging.getLogger(__name__)
@@ -168,10 +169,17 @@ def _build(config: Config, group: TensorGroup) -> DeviceBuild:
         num_snapshot_pages=budget.host.snapshot_pages,
         max_retracted_requests=budget.host.max_retracted,
         history=need,
+        discards_weights=config.model.weight_update_policy is WeightUpdatePolicy.DISCARD,
     )
-    handle = DeviceHandle(
-        executor, pool, table, sampler, cache, loader, loaded.store, Profiler(device, clock)
+    serving = ServingWeights(
+        loaded,
+        loader,
+        executor,
+        clock,
+        discards=specs.discards_weights,
+        timeout_s=config.model.weight_update_timeout,
     )
+    handle = DeviceHandle(executor, pool, table, sampler, cache, serving, Profiler(device, clock))
     return DeviceBuild(specs, handle, StartUp(load_ms, budget.pool_bytes))
 
 

@@ -15,7 +15,7 @@ from drumline.contract.profile import Recording, Span, Stage
 from drumline.contract.regions import Region
 from drumline.contract.request import Admission
 from drumline.contract.result import ForwardResult
-from drumline.contract.weights import DiskWeights
+from drumline.contract.weights import NewWeights, WeightGroup, WeightRows
 from drumline.core.errors import InvariantError
 from drumline.device.forward_thread import Answer, ForwardThread
 from drumline.device.handle import DeviceHandle
@@ -97,17 +97,29 @@ class QueuedDataPlane:
         """Record no more, write the file, and wait; returns why it could not be written."""
         return self._thread.call(partial(self._handle.stop_profile, spans))
 
-    def open_weights(self, source: DiskWeights) -> str | None:
+    def open_weights(self, source: NewWeights) -> str | None:
         """Make sure that other weights can be loaded, and wait; returns why they cannot."""
-        return self._thread.call(partial(self._handle.open_weights, source))
+        return self._thread.call(partial(self._handle.weights.open, source))
 
     def load_weights(self) -> str | None:
-        """Load what was opened, beside what serves, and wait; returns why it cannot be."""
-        return self._thread.call(self._handle.load_weights)
+        """Load what was opened, and wait; returns why it cannot be."""
+        return self._thread.call(self._handle.weights.load)
 
     def settle_weights(self, taken: bool) -> None:
         """Serve what was loaded, or let it go, and wait."""
-        self._thread.submit(partial(self._handle.settle_weights, taken)).wait()
+        self._thread.submit(partial(self._handle.weights.settle, taken)).wait()
+
+    def join_weight_group(self, group: WeightGroup) -> str | None:
+        """Become a member of a trainer's group, and wait; returns why not."""
+        return self._thread.call(partial(self._handle.weights.join, group))
+
+    def leave_weight_group(self, name: str) -> None:
+        """Be no member of a group any more, and wait."""
+        self._thread.submit(partial(self._handle.weights.leave, name)).wait()
+
+    def read_weight(self, name: str, rows: int) -> WeightRows | str:
+        """Return this rank's part of a weight's first rows, behind all that is queued."""
+        return self._thread.call(partial(self._handle.weights.rows, name, rows))
 
     def shutdown(self) -> None:
         """Let what is queued run, then end the forward thread."""

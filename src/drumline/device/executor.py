@@ -53,6 +53,10 @@ class Executor:
         self._shape = shape
         self._last = torch.zeros(rows, dtype=torch.int64)
 
+    def let_go(self) -> None:
+        """Drop the model; nothing may run until `replace` gives another."""
+        del self._model
+
     def replace(self, model: Decoder) -> None:
         """Compute with other weights from now on."""
         self._model = model

@@ -18,16 +18,12 @@ from drumline.contract.profile import Recording, Span, Stage
 from drumline.contract.regions import Region
 from drumline.contract.request import Admission
 from drumline.contract.result import ForwardResult
-from drumline.contract.weights import DiskWeights
-from drumline.core.errors import ConfigError, InvariantError
 from drumline.device.executor import Executor
 from drumline.device.host_cache import HostCache
 from drumline.device.kv import BlockTable, KvPool
-from drumline.device.models.checkpoint import Checkpoint
 from drumline.device.profiler import Profiler
 from drumline.device.sampling.sampler import Sampler
-from drumline.device.weight_loader import Loaded, WeightLoader
-from drumline.device.weights.store import WeightStore
+from drumline.device.serving_weights import ServingWeights
 
 
 class DeviceHandle:
@@ -39,14 +35,11 @@ class DeviceHandle:
     __slots__ = (
         "_cache",
         "_executor",
-        "_loaded",
-        "_loader",
-        "_opened",
         "_pool",
         "_profiler",
         "_sampler",
         "_table",
-        "_weights",
+        "weights",
     )
 
     def __init__(
@@ -56,8 +49,7 @@ class DeviceHandle:
         table: BlockTable,
         sampler: Sampler,
         cache: HostCache,
-        loader: WeightLoader,
-        weights: WeightStore,
+        weights: ServingWeights,
         profiler: Profiler,
     ) -> None:
         self._cache = cache
@@ -65,11 +57,9 @@ class DeviceHandle:
         self._pool = pool
         self._profiler = profiler
         self._table = table
-        self._loader = loader
-        self._weights = weights
-        self._opened: Checkpoint | None = None
-        self._loaded: Loaded | None = None
         self._sampler = sampler
+        self.weights = weights
+        """What an update of weights is asked of."""
 
     def admit(self, requests: Sequence[Admission]) -> None:
         """Learn requests before a plan binds rows to them."""
@@ -139,13 +129,14 @@ class DeviceHandle:
 
     def release_memory(self, regions: Sequence[Region]) -> str | None:
         """Give regions of memory back; returns why it cannot, and then all are there."""
-        why = self._weights.why_kept or self._pool.why_kept
+        store = self.weights.store
+        why = store.why_kept or self._pool.why_kept
         if why is not None:
             return why
         if Region.WEIGHTS in regions:
             try:
                 # The one step that may fail, so it comes before all others.
-                self._weights.offload()
+                store.offload()
             except OSError as error:
                 return f"no room to keep the weights in {tempfile.gettempdir()}: {error.strerror}"
         if Region.KV_CACHE in regions:
@@ -155,7 +146,7 @@ class DeviceHandle:
     def restore_memory(self, regions: Sequence[Region]) -> None:
         """Take regions back: weights as they were, the KV cache blank."""
         if Region.WEIGHTS in regions:
-            self._weights.restore()
+            self.weights.store.restore()
 
     def open_profile(self, recording: Recording) -> str | None:
         """Make sure that this can be recorded and written; returns why it cannot."""
@@ -168,34 +159,3 @@ class DeviceHandle:
     def stop_profile(self, spans: tuple[Span, ...]) -> str | None:
         """Record no more, and write the file; returns why it could not be written."""
         return self._profiler.stop(spans)
-
-    def open_weights(self, source: DiskWeights) -> str | None:
-        """Make sure that other weights can be loaded, and load none; returns why they cannot."""
-        if self._weights.away:
-            return "the weights are released; call resume_memory_occupation first"
-        try:
-            self._opened = self._loader.opened(source)
-        except ConfigError as error:
-            return str(error)
-        return None
-
-    @torch.inference_mode()
-    def load_weights(self) -> str | None:
-        """Load what was opened, beside what serves; returns why it cannot be."""
-        checkpoint, self._opened = self._opened, None
-        if checkpoint is None:
-            raise InvariantError("weights are loaded that were not opened")
-        try:
-            self._loaded = self._loader.load(checkpoint)
-        except ConfigError as error:
-            return str(error)
-        return None
-
-    def settle_weights(self, taken: bool) -> None:
-        """Serve what was loaded and let the old weights go, or the other way round."""
-        loaded, self._loaded, self._opened = self._loaded, None, None
-        if taken:
-            if loaded is None:
-                raise InvariantError("weights are taken that were not loaded")
-            self._executor.replace(loaded.decoder)
-            self._weights = loaded.store

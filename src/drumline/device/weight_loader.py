@@ -1,7 +1,6 @@
-"""Loading weights: those a rank starts with, and others of the same shape while it serves.
+"""Loading a model's weights: those a rank starts with, and others of the same shape later.
 
-New weights are read into memory of their own, so that those that serve stay whole
-whatever happens. It does not know when weights may change.
+Each set is read into memory of its own. It does not know which of them serve.
 
 Thread: forward thread only.
 """
@@ -23,8 +22,11 @@ from drumline.device.models.config import DecoderConfig
 from drumline.device.models.decoder import Decoder, load_decoder, weight_count
 from drumline.device.models.shard import shard_of
 from drumline.device.parallel import TensorGroup
+from drumline.device.weights.gguf import ROPE_FACTORS
+from drumline.device.weights.places import Noted, Place
 from drumline.device.weights.store import WeightStore
 
+_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _MANY_WEIGHTS = 1_000_000_000
 _MIB = 1 << 20
 _MAY_DIFFER = frozenset({"architecture", "stored_dtype", "eos_token_ids"})
@@ -36,10 +38,11 @@ _ROUNDED = 1e-6
 
 
 class Loaded(Struct, frozen=True, eq=False):
-    """A decoder, and the memory its weights lie in."""
+    """A decoder, the memory its weights lie in, and where each of them does, by name."""
 
     decoder: Decoder
     store: WeightStore
+    places: dict[str, Place]
 
 
 class WeightLoader:
@@ -67,21 +70,28 @@ class WeightLoader:
     def load(self, checkpoint: Checkpoint) -> Loaded:
         """Read the weights. Raises ConfigError naming the file of what is missing or misshapen."""
         store = WeightStore(self._dtype, self._device)
+        source = Noted(checkpoint.weights)
         with _threads(self._count):
             decoder = load_decoder(
                 self._config,
-                checkpoint.weights,
+                source,
                 self._backend,
                 store,
                 self._group,
                 self._apportioned,
             )
-        return Loaded(decoder, store)
+        places = source.places
+        # No weight, but what goes into a table that is made of it.
+        places.pop(ROPE_FACTORS, None)
+        if self._config.tied_embeddings:
+            places[_HEAD] = places[_EMBEDDING]
+        return Loaded(decoder, store, places)
 
-    def opened(self, source: DiskWeights) -> Checkpoint:
+    def opened(self, source: DiskWeights, *, beside: bool) -> Checkpoint:
         """Open a checkpoint that is to take the place of the one that serves.
 
-        Raises ConfigError where it is none of the same shape, or memory for both is wanting.
+        Raises ConfigError where it is none of the same shape, or where memory for both is wanting
+        though one is to be loaded `beside` the other.
         """
         checkpoint = open_checkpoint(find_model(source.path))
         mine, others = structs.asdict(self._config), structs.asdict(checkpoint.config)
@@ -90,14 +100,19 @@ class WeightLoader:
                 raise ConfigError(
                     source.path, f"{name} is {others[name]} there, and {value} in what is served"
                 )
-        needed, free = self._count * self._dtype.itemsize, self._available_bytes()
+        if beside:
+            self.check_room(source.path, self._count * self._dtype.itemsize)
+        return checkpoint
+
+    def check_room(self, what: str, needed: int) -> None:
+        """Raise ConfigError unless so many bytes are available beside the weights that serve."""
+        free = self._available_bytes()
         if needed > free:
             raise ConfigError(
-                source.path,
+                what,
                 f"the weights that serve are kept until the new ones are there, which take "
                 f"{needed // _MIB} MiB; {free // _MIB} MiB are available",
             )
-        return checkpoint
 
 
 def _same(mine: object, other: object) -> bool:

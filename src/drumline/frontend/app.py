@@ -125,6 +125,10 @@ def _model_routes(service: Service) -> list[Entry]:
         Entry("GET", "/v1/models/{model:path}", client, Plain(show.model), "one of them"),
         Entry("GET", "/server_info", client, info, "every setting, and what it came to"),
         Entry("GET", "/get_server_info", client, info, "every setting, and what it came to"),
+        *(
+            Entry("GET", path, client, Plain(state.model_info), "the checkpoint that serves")
+            for path in ("/model_info", "/get_model_info")
+        ),
         Entry("GET", "/v1/loads", client, Plain(state.loads), "the load of every rank"),
         Entry("GET", "/debug/kv", client, Plain(show.caches), "where every KV page is"),
     ]

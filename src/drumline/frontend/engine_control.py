@@ -21,6 +21,8 @@ from drumline.frontend.web.errors import as_request_error
 from drumline.wire.control import YES
 from drumline.wire.output import ControlReplySlim
 
+_FROM_DISK = "update_weight_from_disk"
+
 
 class Outcome(Struct, frozen=True):
     """What became of an operation; `message` says why it was refused, or what was done."""
@@ -47,11 +49,19 @@ class Control(Protocol):
 
     async def sleeping(self) -> bool: ...
 
-    async def load_from_disk(
-        self, path: str, kind: str | None, version: str | None, *, flush: bool, abort: bool
+    async def load_weights(
+        self, method: str, args: Sequence[Any], *, version: str | None, abort: bool
     ) -> Outcome: ...
 
+    async def join_weight_group(self, *args: Any) -> Outcome: ...
+
+    async def leave_weight_group(self, name: str) -> Outcome: ...
+
+    async def rename_weights(self, version: str) -> Outcome: ...
+
     async def weight_version(self) -> str: ...
+
+    async def weight_rows(self, name: str, count: int) -> Raw: ...
 
     async def states(self) -> list[Raw]: ...
 
@@ -126,10 +136,10 @@ class EngineControl:
         """Whether memory of any engine is given back."""
         return _any_says_true(await self._replies("is_sleeping"))
 
-    async def load_from_disk(
-        self, path: str, kind: str | None, version: str | None, *, flush: bool, abort: bool
+    async def load_weights(
+        self, method: str, args: Sequence[Any], *, version: str | None, abort: bool
     ) -> Outcome:
-        """Have all engines serve another checkpoint, or none.
+        """Have all engines serve other weights, or none: `method` with its `args` says which.
 
         Unless the engine is paused already, it is for as long as that takes, so that no answer
         is of both: what runs is finished before, or ended with `abort`.
@@ -141,20 +151,55 @@ class EngineControl:
                 if not rested.success:
                     return rested
             try:
-                loaded = await self._asked("update_weight_from_disk", path, kind, version, flush)
-                if loaded.success and version is not None:
+                loaded = await self._asked(method, *args)
+                if not loaded.success:
+                    # It may have left nothing to serve with.
+                    lost = await self._asked("lost_weights")
+                    self._engine.weights_lost = (lost.message or None) if lost.success else None
+                    return loaded
+                if version is not None:
                     self._engine.weight_version = version
+                if method == _FROM_DISK:
+                    self._engine.weight_path = args[0]
                 return loaded
             finally:
                 if not paused:
                     await self.resume()
 
+    async def join_weight_group(self, *args: Any) -> Outcome:
+        """Have all ranks join a trainer's group, or none."""
+        return await self._asked("init_weights_update_group", *args)
+
+    async def leave_weight_group(self, name: str) -> Outcome:
+        """Have all ranks leave a group."""
+        return await self._asked("destroy_weights_update_group", name)
+
+    async def rename_weights(self, version: str) -> Outcome:
+        """Call the weights that serve something else."""
+        renamed = await self._asked("update_weight_version", version)
+        if renamed.success:
+            self._engine.weight_version = version
+        return renamed
+
     async def weight_version(self) -> str:
-        """Return what the weights that serve are called."""
-        replies = await self._replies("get_weight_version")
-        if not all(reply.success for reply in replies):
-            raise RequestError(501, _joined(replies).message, code="unsupported")
-        return _joined(replies).message
+        """Return what the weights that serve are called. Raises RequestError 501."""
+        told = await self._asked("get_weight_version")
+        if not told.success:
+            raise RequestError(501, told.message, code="unsupported")
+        return told.message
+
+    async def weight_rows(self, name: str, count: int) -> Raw:
+        """Return a weight's first rows, of each engine where there are several.
+
+        Raises RequestError 400 with an engine's reason.
+        """
+        replies = await self._replies("get_weights_by_name", name, count)
+        for reply in replies:
+            if not reply.success:
+                reason = reply.message or "the engine tells no weights"
+                raise RequestError(400, reason, param="name", code="invalid_parameter")
+        told = [reply.message or "[]" for reply in replies]
+        return Raw((told[0] if len(told) == 1 else f"[{','.join(told)}]").encode())
 
     async def states(self) -> list[Raw]:
         """Return how each engine stands. Raises RequestError 501 where one cannot say."""

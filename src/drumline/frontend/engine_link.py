@@ -16,6 +16,10 @@ class EngineLink(Protocol):
     closed: asyncio.Event
     """Set once nothing works any more."""
     weight_version: str
+    weight_path: str | None
+    """The checkpoint they were last loaded from, since the start."""
+    weights_lost: str | None
+    """Why no weights serve any more, if so."""
 
     @property
     def engines(self) -> int: ...

@@ -10,7 +10,7 @@ from drumline.frontend.service import Service
 class Health(Struct, frozen=True):
     """The state of server and engine; `reason` names what is wrong."""
 
-    status: Literal["ok", "draining", "stalled", "engine_dead"]
+    status: Literal["ok", "draining", "stalled", "engine_dead", "weights_lost"]
     reason: str | None = None
     in_flight: int = 0
     last_output_age_s: float | None = None
@@ -33,6 +33,8 @@ def health_of(service: Service) -> Health:
     age = engine.last_output_age_s
     if engine.closed.is_set():
         return Health("engine_dead", "the engine's process ended or closed its link", in_flight)
+    if engine.weights_lost is not None:
+        return Health("weights_lost", engine.weights_lost, in_flight)
     silent = min(age, engine.busy_s, service.control.serving_s)
     if silent > service.timings.stall_s:
         loads = engine.loads

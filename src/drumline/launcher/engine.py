@@ -52,6 +52,7 @@ class Engine:
             parallel.data_parallel_size,
             policy=policy_of(parallel.load_balance_method, self.config.cache.prefix_granularity),
         )
+        self.client.weight_version = self.config.model.weight_version
         self.ranks = Ranks(on_step=on_step)
 
     async def service(self) -> Service:

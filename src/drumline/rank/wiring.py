@@ -106,6 +106,7 @@ def _serve(
             in_flight_depth=config.schedule.in_flight_depth,
             grammars=grammars,
             profiles=Place(config.process.profile_dir or "", _tag(company)),
+            weight_version=config.model.weight_version,
         )
         freeze_heap()
         # Nobody enters the first round's exchange while others still start.

@@ -198,6 +198,7 @@ class Fleet:
             replica=_group(mesh, replica, "replica"),
             world=_group(mesh, world, "world"),
             members=replica,
+            rank=rank,
         )
         # Clocks of different machines have nothing in common.
         sim.clock.advance(lags.randrange(10**9))

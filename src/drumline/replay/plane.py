@@ -11,6 +11,7 @@ away too early carries off what became of it.
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import assert_never
 
 import numpy as np
 from msgspec import Struct
@@ -25,7 +26,14 @@ from drumline.contract.regions import Region
 from drumline.contract.request import Admission, Pooling
 from drumline.contract.result import ForwardResult, RowLogprobs, RowPooled
 from drumline.contract.specs import AttentionKind, DeviceSpecs
-from drumline.contract.weights import DiskWeights
+from drumline.contract.weights import (
+    DiskWeights,
+    NewWeights,
+    SentWeights,
+    TensorWeights,
+    WeightGroup,
+    WeightRows,
+)
 from drumline.core.errors import ConfigError, InvariantError
 from drumline.replay.arithmetic import Entries, entry, token_of, weights
 from drumline.replay.tiers import GARBAGE, PagedTiers
@@ -39,6 +47,18 @@ class Profiled(Struct, eq=False):
     rounds: list[int] = []
     spans: tuple[Span, ...] = ()
     over: bool = False
+
+
+def named(source: NewWeights) -> str:
+    """Return what the fake plane calls weights: a path, or the tensors and their names."""
+    match source:
+        case DiskWeights(path=path):
+            return path
+        case TensorWeights(data=data):
+            return data.decode()
+        case SentWeights(tensors=tensors):
+            return ", ".join(each.name for each in tensors)
+    assert_never(source)
 
 
 class PagedPlane:
@@ -93,12 +113,19 @@ class PagedPlane:
         self.gone: set[Region] = set()
         """The regions that are released."""
         self.unreleasable: str | None = None
-        self.weights = ""
-        """The path of those that serve; the tokens do not depend on them."""
+        self._discards = specs.discards_weights
+        self.weights: str | None = ""
+        """The name of those that serve, as `named` gives it; the tokens do not depend on them."""
+        self.groups: dict[str, WeightGroup] = {}
+        """The trainers' groups that this rank is in."""
+        self.unreachable: dict[str, str] = {}
+        """Why groups cannot be joined, by name."""
+        self.shown: dict[str, WeightRows] = {}
+        """What is told of weights."""
         self.unreadable: dict[str, str] = {}
-        """Why checkpoints cannot be opened, by path."""
+        """Why weights cannot be opened, by name."""
         self.broken: dict[str, str] = {}
-        """Why checkpoints that can be opened cannot be loaded."""
+        """Why weights that can be opened cannot be loaded."""
         self.unrecordable: str | None = None
         """Why nothing can be recorded."""
         self.unwritable: str | None = None
@@ -218,17 +245,23 @@ class PagedPlane:
         self.profiled[-1].spans = spans
         return self.unwritable
 
-    def open_weights(self, source: DiskWeights) -> str | None:
+    def open_weights(self, source: NewWeights) -> str | None:
         """Open other weights, behind all that is queued."""
         self._run(0)
-        self._opened = source.path
-        return self.unreadable.get(source.path)
+        if Region.WEIGHTS in self.gone:
+            return "the weights are released"
+        if isinstance(source, SentWeights) and source.group not in self.groups:
+            return f"there is no group {source.group}"
+        self._opened = named(source)
+        return self.unreadable.get(self._opened)
 
     def load_weights(self) -> str | None:
         """Load them."""
-        if self._opened is None or self.gone:
+        if self._opened is None or Region.WEIGHTS in self.gone:
             raise InvariantError(f"{self._opened} is loaded while {self.gone} are released")
         self._loaded, self._opened = self._opened, None
+        if self._discards:
+            self.weights = None
         return self.broken.get(self._loaded)
 
     def settle_weights(self, taken: bool) -> None:
@@ -239,11 +272,32 @@ class PagedPlane:
             self.weights = self._loaded
         self._opened = self._loaded = None
 
+    def join_weight_group(self, group: WeightGroup) -> str | None:
+        """Become a member."""
+        self._run(0)
+        if group.name in self.groups:
+            return f"there is a group {group.name} already"
+        if group.name in self.unreachable:
+            return self.unreachable[group.name]
+        self.groups[group.name] = group
+        return None
+
+    def leave_weight_group(self, name: str) -> None:
+        """Be no member any more."""
+        self.groups.pop(name, None)
+
+    def read_weight(self, name: str, rows: int) -> WeightRows | str:
+        """Return a part of a weight that a test made up."""
+        self._run(0)
+        return self.shown.get(name, f"no weight here is called {name}")
+
     def _push(self, operation: Callable[[], None]) -> None:
         self._queue.append(operation)
         self._run(self._lag())
 
     def _check_memory(self) -> None:
+        if self.weights is None:
+            raise InvariantError("a forward without weights")
         if self.gone:
             raise InvariantError(f"a forward without its memory: {sorted(self.gone)} are released")
 

@@ -19,7 +19,7 @@ from drumline.contract.regions import Region
 from drumline.contract.request import Admission, GenerateRequest, Pooling, Sampling
 from drumline.contract.result import ForwardResult, decode_result, encode_result
 from drumline.contract.specs import CacheGroup, DeviceSpecs, ModelFacts
-from drumline.contract.weights import DiskWeights
+from drumline.contract.weights import NewWeights, WeightGroup, WeightRows
 from drumline.control.event_loop import EventLoop, Ranks
 from drumline.control.ingress import Limits
 from drumline.control.profiles import Place
@@ -48,6 +48,7 @@ def small_specs(
     num_host_pages: int = 1,
     num_snapshot_pages: int = 1,
     max_retracted_requests: int = 0,
+    discards_weights: bool = False,
 ) -> DeviceSpecs:
     """Return the geometry of a device that is small enough to run out of everything."""
     return DeviceSpecs(
@@ -69,6 +70,7 @@ def small_specs(
         num_host_pages=num_host_pages,
         num_snapshot_pages=num_snapshot_pages,
         max_retracted_requests=max_retracted_requests,
+        discards_weights=discards_weights,
     )
 
 
@@ -114,7 +116,7 @@ class EncodedPlane:
     def stop_profile(self, spans: tuple[Span, ...]) -> str | None:
         return self._plane.stop_profile(spans)
 
-    def open_weights(self, source: DiskWeights) -> str | None:
+    def open_weights(self, source: NewWeights) -> str | None:
         return self._plane.open_weights(source)
 
     def load_weights(self) -> str | None:
@@ -122,6 +124,15 @@ class EncodedPlane:
 
     def settle_weights(self, taken: bool) -> None:
         self._plane.settle_weights(taken)
+
+    def join_weight_group(self, group: WeightGroup) -> str | None:
+        return self._plane.join_weight_group(group)
+
+    def leave_weight_group(self, name: str) -> None:
+        self._plane.leave_weight_group(name)
+
+    def read_weight(self, name: str, rows: int) -> WeightRows | str:
+        return self._plane.read_weight(name, rows)
 
 
 class Simulation:
@@ -146,6 +157,8 @@ class Simulation:
         world: Group | None = None,
         grammars: GrammarCompiler | None = None,
         members: tuple[int, ...] = (),
+        rank: int = 0,
+        weight_version: str = "default",
     ) -> None:
         self.specs = specs or small_specs()
         self.clock = ManualClock()
@@ -175,7 +188,7 @@ class Simulation:
             data_plane=EncodedPlane(self.plane) if encoded else self.plane,
             frontend=self.frontend if replica is None or replica.index == 0 else None,
             clock=self.clock,
-            ranks=Ranks(replica or SoloGroup(), world or SoloGroup(), members),
+            ranks=Ranks(replica or SoloGroup(), world or SoloGroup(), members, rank),
             limits=Limits.of(
                 self.specs, self.scheduler.max_request_tokens, grammars=grammars is not None
             ),
@@ -183,6 +196,7 @@ class Simulation:
             in_flight_depth=depth,
             grammars=grammars,
             profiles=Place("/profiles"),
+            weight_version=weight_version,
         )
         self.rounds = 0
 

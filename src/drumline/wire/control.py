@@ -136,6 +136,15 @@ class RebalanceExpertsReqOutput(_Operation, kw_only=True, tag=True):
     message: str
 
 
+class GetWeightsByNameReqInput(_Operation, kw_only=True, tag=True):
+    name: str
+    truncate_size: int = 100
+
+
+class GetWeightsByNameReqOutput(_Operation, kw_only=True, tag=True):
+    parameter: list[Any]
+
+
 class ReleaseMemoryOccupationReqInput(_Operation, kw_only=True, tag=True):
     tags: list[str] | None = None
 
@@ -219,6 +228,7 @@ NativeRequest = (
     | DestroyWeightsUpdateGroupReqInput
     | UpdateWeightsFromMooncakeReqInput
     | RebalanceExpertsReqInput
+    | GetWeightsByNameReqInput
     | ReleaseMemoryOccupationReqInput
     | ResumeMemoryOccupationReqInput
     | IsSleepingReqInput
@@ -258,6 +268,9 @@ def reply_to(request: NativeRequest, success: bool, message: str) -> Struct:
             return IsSchedulerPausedReqOutput(rid=request.rid, is_paused=message == YES)
         case IsSleepingReqInput():
             return IsSleepingReqOutput(rid=request.rid, is_sleeping=message == YES)
+        case GetWeightsByNameReqInput():
+            told = msgspec.json.decode(message) if success else []
+            return GetWeightsByNameReqOutput(rid=request.rid, parameter=told)
         case GetInternalStateReq():
             state = msgspec.json.decode(message) if success else {}
             return GetInternalStateReqOutput(rid=request.rid, internal_state=state)

@@ -32,6 +32,15 @@ decode_rids: Callable[[Buffer], list[str]] = decoder(list[str])
 _decode_call: Callable[[Buffer], Call] = decoder(Call)
 
 
+MOST_TENSOR_BYTES = 192 * 1024 * 1024
+"""Of tensors in one call; more are sent in several. All that one round takes in has room in an
+exchange among ranks."""
+
+
+_WITH_TENSORS = (b"update_weights_from_tensor", b"UpdateWeightsFromTensorReqInput")
+_HEAD_BYTES = 64
+
+
 def kind_of(frames: Sequence[Buffer]) -> InputKind:
     """Return what an input message is. Raises MalformedFrameError."""
     if len(frames) < 2:
@@ -44,6 +53,12 @@ def kind_of(frames: Sequence[Buffer]) -> InputKind:
         return InputKind(frames[0][0])
     except ValueError:
         raise MalformedFrameError(f"unknown message type {frames[0][0]:#04x}") from None
+
+
+def carries_tensors(payload: Buffer) -> bool:
+    """Whether a control message says at its head that it is the one with tensors in it."""
+    head = bytes(payload[:_HEAD_BYTES])
+    return any(name in head for name in _WITH_TENSORS)
 
 
 def decode_control(payload: Buffer) -> Call | NativeRequest:

@@ -13,6 +13,7 @@ from drumline.control.standing import (
     Drained,
     Draining,
     Kept,
+    Lost,
     PauseAsked,
     Paused,
     PauseMode,
@@ -24,6 +25,7 @@ from drumline.control.standing import (
     ResumeAsked,
     Serving,
     WakeAsked,
+    WeightsLost,
     frozen,
     gone,
     step,
@@ -41,6 +43,8 @@ def refused(message):
 PAUSING = refused("a pause is already in progress")
 RELEASING = refused("a release of memory is already in progress")
 HELD = refused("paused with mode keep; call resume_scheduler, or pause with mode wait or abort")
+
+ENDED = (CancelUnscheduled(), AbortAll())
 
 TRANSITIONS = [
     (Serving(), PauseAsked(9, KEEP), Kept(), OK),
@@ -100,6 +104,18 @@ TRANSITIONS = [
     (Asleep((W, KV)), WakeAsked(9), Serving(), (Restore((W, KV)), *OK)),
     (Asleep((W,)), WakeAsked(9, ()), Asleep((W,)), OK),
     (Asleep((W,)), Drained(), Asleep((W,)), ()),
+    (Serving(), WeightsLost("gone"), Lost("gone"), ENDED),
+    (Kept(), WeightsLost("gone"), Lost("gone"), ENDED),
+    (Draining(1), WeightsLost("gone"), Lost("gone"), (*ENDED, Reply(1, False, "gone"))),
+    (Releasing(1, (W,), (KV,)), WeightsLost("gone"), Lost("gone", (KV,)),
+     (*ENDED, Reply(1, False, "gone"))),
+    (Asleep((KV,)), WeightsLost("gone"), Lost("gone", (KV,)), ENDED),
+    (Lost("gone"), PauseAsked(9, KEEP), Lost("gone"), refused("gone")),
+    (Lost("gone"), ResumeAsked(9), Lost("gone"), refused("gone")),
+    (Lost("gone"), ReleaseAsked(9), Lost("gone"), refused("gone")),
+    (Lost("gone", (KV,)), WakeAsked(9), Lost("gone", (KV,)), refused("gone")),
+    (Lost("gone"), Drained(), Lost("gone"), ()),
+    (Lost("gone"), WeightsLost("again"), Lost("gone"), ()),
 ]  # fmt: skip
 
 
@@ -159,6 +175,11 @@ class Standing(RuleBasedStateMachine):
             assert self.away.isdisjoint(self.state.regions)
             self.away.update(self.state.regions)
         self.apply(Released(fault))
+
+    @rule()
+    def weights_lost(self):
+        self.apply(WeightsLost("gone"))
+        assert isinstance(self.state, Lost)
 
     @invariant()
     def only_a_drain_keeps_a_call_waiting(self):

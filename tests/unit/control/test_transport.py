@@ -22,10 +22,13 @@ from drumline.wire.codec import encode
 from drumline.wire.control import (
     FlushCacheReqInput,
     GetInternalStateReq,
+    GetWeightsByNameReqInput,
     IsSchedulerPausedReqInput,
     IsSchedulerPausedReqOutput,
     SetInternalStateReq,
+    UpdateWeightsFromTensorReqInput,
 )
+from drumline.wire.frames import Call
 from drumline.wire.handshake import Addresses, Init, decode_greeting, decode_registration
 from drumline.wire.output import ENGINE_CORE_DEAD
 from drumline.wire.request import TokenizedGenerateReqInput
@@ -385,6 +388,35 @@ def test_an_operation_without_an_id_is_answered_in_its_own_form():
         (again,) = received(link, 1)
         link.reply(CallReply(again.call_id, success=True, message="false"))
         assert frontend.output() == ["IsSchedulerPausedReqOutput", None, None, False]
+
+
+def test_a_weight_is_told_in_the_form_of_the_question():
+    with bare_link() as (frontend, link):
+        for success, message, told in ((True, "[[1.5, 2.0]]", [[1.5, 2.0]]), (False, "no", [])):
+            frontend.send(b"\x02", encode(GetWeightsByNameReqInput(name="w", truncate_size=1)))
+            (asked,) = received(link, 1)
+            assert (asked.method, asked.args) == ("get_weights_by_name", ("w", 1))
+            link.reply(CallReply(asked.call_id, success, message))
+            assert frontend.output() == ["GetWeightsByNameReqOutput", None, None, told]
+
+
+def test_a_message_with_tensors_may_be_larger_than_others(monkeypatch):
+    monkeypatch.setattr("drumline.control.transport.link.MOST_BYTES", 1000)
+    monkeypatch.setattr("drumline.control.transport.link.MOST_TENSOR_BYTES", 4000)
+    native = UpdateWeightsFromTensorReqInput(
+        serialized_named_tensors=[b"t" * 4000], load_format=None, flush_cache=True
+    )
+    with bare_link() as (frontend, link):
+        frontend.send(b"\x02", encode(Call(1, "update_weights_from_tensor", [[b"t" * 4000]])))
+        frontend.send(b"\x02", encode(native))
+        named, by_struct = received(link, 2)
+        assert named.method == by_struct.method == "update_weights_from_tensor"
+        assert named.args[0] == by_struct.args[0] == [b"t" * 4000]
+        frontend.send(b"\x02", encode(Call(2, "update_weights_from_tensor", [[b"t" * 5000]])))
+        frontend.send(b"\x02", encode(Call(3, "flush_cache", [[b"t" * 1000]])))
+        frontend.send(b"\x02", encode(Call(4, "flush_cache")))
+        (good,) = received(link, 1)
+        assert (good.call_id, link.refused) == (4, 2)
 
 
 def test_the_internal_state_is_asked_of_the_loop_and_told_as_it_is():

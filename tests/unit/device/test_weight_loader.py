@@ -87,7 +87,7 @@ def test_what_cannot_be_served_in_its_place_is_refused_by_name(
     pickled = tmp_path / "model.bin"
     pickled.write_bytes(b"\x80\x04.")
     assert "pickled checkpoint, which can run any code" in refused(pickled)
-    monkeypatch.setattr(rig.built.handle._loader, "_available_bytes", lambda: 1 << 10)
+    monkeypatch.setattr(rig.built.handle.weights._loader, "_available_bytes", lambda: 1 << 10)
     assert "0 MiB are available" in refused(other)
 
 

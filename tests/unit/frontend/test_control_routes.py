@@ -13,8 +13,6 @@ from drumline.frontend.engine_control import EngineControl
 from drumline.frontend.health import health_of
 from drumline.frontend.service import Timings
 from drumline.wire.output import ControlReplySlim
-from drumline.wire.request import TokenizedGenerateReqInput
-from drumline.wire.sampling import SamplingParams, normalized
 
 OK = {"success": True, "message": ""}
 
@@ -282,96 +280,7 @@ async def test_the_operators_key_guards_every_one_of_them(embedded):
         assert it.fake.calls == [("resume_scheduler",)]
 
 
-def asked(fake):
-    """Return what an engine was asked for, but for whether it is paused."""
-    return [call for call in fake.calls if call[0] != "is_scheduler_paused"]
-
-
-LOAD = ("update_weight_from_disk", "/new", None, "step-7", True)
-
-
-@run
-async def test_weights_are_loaded_while_the_engine_is_paused_for_that_alone(embedded):
-    async with served(embedded, engines=2) as it:
-        body = {"model_path": "/new", "weight_version": "step-7"}
-        reply = await it.http.post("/update_weights_from_disk", json=body)
-        assert (reply.status_code, reply.json()) == (200, OK)
-        for fake in it.fakes:
-            assert asked(fake) == [("pause_scheduler", "wait"), LOAD, ("resume_scheduler",)]
-        it.fake.calls.clear()
-        body["abort_all_requests"] = True
-        await it.http.post("/update_weights_from_disk", json=body)
-        assert asked(it.fake)[0] == ("pause_scheduler", "abort")
-
-
-@run
-async def test_an_engine_that_is_paused_already_stays_so_after_a_load(embedded):
-    def on_call(method, *args):
-        return True, "true" if method == "is_scheduler_paused" else "weights loaded from /new"
-
-    async with served(embedded, on_call=on_call) as it:
-        body = {"model_path": "/new", "load_format": "gguf", "flush_cache": False}
-        reply = await it.http.post("/update_weights_from_disk", json=body)
-        assert reply.json() == {"success": True, "message": "weights loaded from /new"}
-        assert asked(it.fake) == [("update_weight_from_disk", "/new", "gguf", None, False)]
-
-
-@run
-async def test_a_load_that_is_refused_leaves_the_engine_serving(embedded):
-    def on_call(method, *args):
-        return method != "update_weight_from_disk", "no" if method.startswith("update") else ""
-
-    async with served(embedded, on_call=on_call) as it:
-        reply = await it.http.post("/update_weights_from_disk", json={"model_path": "/new"})
-        assert (reply.status_code, reply.json()) == (400, {"success": False, "message": "no"})
-        assert asked(it.fake)[-1] == ("resume_scheduler",)
-        reply = await it.http.post("/update_weights_from_disk", json={})
-        assert reply.status_code == 400
-        assert "missing required field `model_path`" in reply.json()["error"]["message"]
-
-
-@run
-async def test_the_name_of_the_weights_that_serve_is_told(embedded):
-    async with served(embedded, engines=2, on_call=lambda *call: (True, "step-7")) as it:
-        reply = await it.http.get("/get_weight_version")
-        assert (reply.status_code, reply.json()) == (200, {"weight_version": "step-7"})
-        it.fake.on_call = lambda *call: (False, "this engine has no operation 'get_weight_version'")
-        assert (await it.http.get("/get_weight_version")).status_code == 501
-
-
-@run
-async def test_an_answer_says_which_weights_it_was_computed_with(embedded):
-    async def generate():
-        body = {"text": "a", "sampling_params": {"max_new_tokens": 4}}
-        return (await it.http.post("/generate", json=body)).json()["meta_info"]["weight_version"]
-
-    async with served(embedded) as it:
-        assert await generate() == "default"
-        load = it.http.post
-        version = {"model_path": "/new", "weight_version": "step-8"}
-        await load("/update_weights_from_disk", json=version)
-        assert await generate() == "step-8"
-        it.fake.on_call = lambda method, *args: (not method.startswith("update"), "")
-        version["weight_version"] = "step-9"
-        assert (await load("/update_weights_from_disk", json=version)).status_code == 400
-        assert await generate() == "step-8"
-
-
-@run
-async def test_an_answer_that_is_read_late_says_what_served_when_it_ended(embedded):
-    async with served(embedded) as it:
-        engine = it.service.engine
-        sampling = normalized(SamplingParams(max_new_tokens=2))
-        stream = engine.submit(
-            TokenizedGenerateReqInput(rid="r", input_ids=[1], sampling_params=sampling)
-        )
-        await until(lambda: not engine.in_flight)
-        engine.weight_version = "later"
-        *_, last = [delta async for delta in stream]
-        assert (last.finished_reason, last.weight_version) == ("length", "default")
-
-
-@pytest.mark.parametrize("path", ["/update_weights_from_tensor", "/rebalance_experts"])
+@pytest.mark.parametrize("path", ["/update_weights_from_mooncake", "/rebalance_experts"])
 @run
 async def test_what_this_version_does_not_do_is_refused_by_name(embedded, path):
     async with served(embedded) as it:

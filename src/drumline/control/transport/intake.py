@@ -75,10 +75,10 @@ def submitted(payload: Buffer, granularity: int) -> Submitted:
         return _invalid(request.rid, str(refusal))
 
 
-def check_size(payload: Buffer) -> None:
+def check_size(payload: Buffer, most: int = MOST_BYTES) -> None:
     """Raise MalformedFrameError for a message with more bytes than any has a reason for."""
-    if len(payload) > MOST_BYTES:
-        raise MalformedFrameError(f"it has {len(payload)} bytes; {MOST_BYTES} are allowed")
+    if len(payload) > most:
+        raise MalformedFrameError(f"it has {len(payload)} bytes; {most} are allowed")
 
 
 def _invalid(rid: str, reason: str) -> Submitted:

@@ -21,7 +21,7 @@ from zmq.utils.monitor import recv_monitor_message
 from drumline.contract.messages import AbortAsked, CallAsked, CallReply, Message
 from drumline.contract.outputs import Load, OutputColumns
 from drumline.contract.ports import Clock
-from drumline.control.transport.intake import check_size, submitted
+from drumline.control.transport.intake import MOST_BYTES, check_size, submitted
 from drumline.control.transport.outgoing import slim
 from drumline.core.clock import SystemClock
 from drumline.core.errors import PeerError
@@ -37,7 +37,15 @@ from drumline.wire.control import (
     call_of,
     reply_to,
 )
-from drumline.wire.frames import Call, InputKind, decode_control, decode_rids, kind_of
+from drumline.wire.frames import (
+    MOST_TENSOR_BYTES,
+    Call,
+    InputKind,
+    carries_tensors,
+    decode_control,
+    decode_rids,
+    kind_of,
+)
 from drumline.wire.handshake import (
     Addresses,
     Greeting,
@@ -345,7 +353,7 @@ class Transport:
                 return self._call(frames[1], outputs)
 
     def _call(self, payload: Buffer, outputs: "zmq.Socket[bytes]") -> Message | None:
-        check_size(payload)
+        check_size(payload, MOST_BYTES + carries_tensors(payload) * MOST_TENSOR_BYTES)
         try:
             asked = decode_control(payload)
             if isinstance(asked, Call):

@@ -235,10 +235,10 @@ class _Loader:
             return self.parallel([name], [all_of(rows)], span.whole, bias)
         weight = self._store.new((rows, len(span)))
         self._source.read(f"{name}.weight", weight, Cut(1, span))
-        # One of those who sum brings the bias.
-        biased = bias and group.index == 0
-        added = self.rows([f"{name}.bias"], [all_of(rows)]) if biased else None
-        return SummedLinear(self._backend.linear(weight, added), group)
+        # One of those who sum brings the bias; all have it, so that all know its name.
+        added = self.rows([f"{name}.bias"], [all_of(rows)]) if bias else None
+        own = self._backend.linear(weight, added if group.index == 0 else None)
+        return SummedLinear(own, group)
 
     def embedding(self, weight: Tensor, span: Span) -> Embedding | PartEmbedding:
         if self._group.size == 1:

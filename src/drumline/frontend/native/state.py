@@ -46,6 +46,15 @@ class Loads(Struct):
     aggregate: dict[str, float]
 
 
+class ModelInfo(Struct):
+    """The reply of /model_info."""
+
+    model_path: str
+    tokenizer_path: str
+    weight_version: str
+    is_generation: bool = True
+
+
 class Probe(Struct, omit_defaults=True):
     """The reply of a probe."""
 
@@ -72,6 +81,8 @@ class State:
             for name in setting.place:
                 value = getattr(value, name)
             info[setting.field] = value
+        # Of those that serve, and not of those that were loaded first.
+        info["weight_version"] = service.engine.weight_version
         info["resolved"] = {
             "context_tokens": service.limits.context,
             "kv_pool_tokens": service.limits.pool,
@@ -79,6 +90,17 @@ class State:
         }
         info["engine"] = service.registration
         info["internal_states"] = self._loads().loads
+        await reply.body(_encode(info))
+
+    async def model_info(self, scope: Scope, reply: Reply) -> None:
+        """Answer what is served, and what its weights are called."""
+        service = self._service
+        start = service.config.model.model or service.model
+        info = ModelInfo(
+            model_path=service.engine.weight_path or start,
+            tokenizer_path=start,
+            weight_version=service.engine.weight_version,
+        )
         await reply.body(_encode(info))
 
     async def loads(self, scope: Scope, reply: Reply) -> None:

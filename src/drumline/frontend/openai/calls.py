@@ -16,6 +16,7 @@ from drumline.frontend.openai.sampling import (
     stop_strings,
 )
 from drumline.frontend.openai.schema import (
+    Metadata,
     PromptDetails,
     PromptLogprob,
     PromptLogprobs,
@@ -198,6 +199,12 @@ def usage_field(fields: SamplingFields, usage: Usage | None) -> UsageBody | Unse
     if options is None or not options.include_usage:
         return UNSET
     return usage_body(usage) if usage is not None and options.continuous_usage_stats else None
+
+
+def metadata_of(*answers: Answer | Piece) -> Metadata | UnsetType:
+    """Return what is told of the weights behind answers, or behind the last pieces of some."""
+    versions = dict.fromkeys(each.weight_version for each in answers if each.weight_version)
+    return Metadata(", ".join(versions)) if versions else UNSET
 
 
 def usage_grows(fields: SamplingFields) -> bool:

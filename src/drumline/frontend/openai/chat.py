@@ -10,6 +10,7 @@ from drumline.frontend.generation import Asked, Piece, TokenLogprob, Usage
 from drumline.frontend.openai.calls import (
     Answer,
     Frame,
+    metadata_of,
     prompt_logprobs,
     usage_body,
     usage_field,
@@ -89,7 +90,9 @@ class ChatCall:
                 finish_reason=self._turn.finish_reason(piece.index, piece.finish_reason),
                 stop_reason=piece.stop_reason,
             )
-            events.append(self._chunk(frame, choice, usage))
+            last = self._body(frame, choice, usage)
+            last.metadata = metadata_of(piece)
+            events.append(_encode(last))
         return events
 
     def _words_event(self, frame: Frame, index: int, text: str) -> bytes:
@@ -118,6 +121,7 @@ class ChatCall:
             )
         body = ChatBody(frame.id, frame.created, frame.model, choices, usage_body(usage))
         body.prompt_logprobs = prompt_logprobs(answers[0].prompt, self._tokenizer)
+        body.metadata = metadata_of(*answers)
         return _encode(body)
 
     def _message(self, parts: Sequence[Part]) -> AssistantMessage:

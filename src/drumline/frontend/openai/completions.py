@@ -13,6 +13,7 @@ from drumline.frontend.openai.calls import (
     Frame,
     asked_of,
     encoded,
+    metadata_of,
     prompt_logprobs,
     usage_body,
     usage_field,
@@ -177,10 +178,13 @@ class CompletionCall:
                 )
             )
         usage_so_far = usage_field(self._request, usage and self._counted(usage))
-        return [
-            _encode(CompletionBody(frame.id, frame.created, frame.model, [choice], usage_so_far))
+        bodies = [
+            CompletionBody(frame.id, frame.created, frame.model, [choice], usage_so_far)
             for choice in choices
         ]
+        if piece.finish_reason is not None:
+            bodies[-1].metadata = metadata_of(piece)
+        return [_encode(body) for body in bodies]
 
     def usage_event(self, frame: Frame, usage: Usage) -> bytes:
         cost = usage_body(self._counted(usage))
@@ -201,7 +205,9 @@ class CompletionCall:
             for answer in best:
                 choices.append(self._choice(len(choices), first, answer, told))
         cost = usage_body(self._counted(usage))
-        return _encode(CompletionBody(frame.id, frame.created, frame.model, choices, cost))
+        body = CompletionBody(frame.id, frame.created, frame.model, choices, cost)
+        body.metadata = metadata_of(*answers)
+        return _encode(body)
 
     def _choice(
         self,

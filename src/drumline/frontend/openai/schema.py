@@ -162,6 +162,12 @@ class TopLogprob(Struct):
     bytes: list[int]
 
 
+class Metadata(Struct):
+    """Which weights an answer was computed with."""
+
+    weight_version: str
+
+
 class ChatLogprob(Struct):
     """The token that was drawn, and the likeliest at its place."""
 
@@ -219,6 +225,7 @@ class ChatBody(Struct):
     usage: UsageBody
     object: str = "chat.completion"
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    metadata: Metadata | UnsetType = UNSET
 
 
 class FunctionDelta(Struct):
@@ -265,6 +272,7 @@ class ChatChunk(Struct):
     choices: list[ChatChunkChoice]
     usage: UsageBody | UnsetType | None = UNSET
     object: str = "chat.completion.chunk"
+    metadata: Metadata | UnsetType = UNSET
 
 
 class CompletionLogprobs(Struct):
@@ -296,6 +304,7 @@ class CompletionBody(Struct):
     choices: list[CompletionChoice]
     usage: UsageBody | UnsetType | None = UNSET
     object: str = "text_completion"
+    metadata: Metadata | UnsetType = UNSET
 
 
 class ModelBody(Struct):

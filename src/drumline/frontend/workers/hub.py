@@ -46,7 +46,8 @@ _ASK_S = 2.0
 """How long a worker may take for what it does at once; one that hangs holds up nobody else."""
 
 STEERING = frozenset(
-    {"pause", "resume", "paused", "release", "wake", "sleeping", "load_from_disk",
+    {"pause", "resume", "paused", "release", "wake", "sleeping", "load_weights",
+     "join_weight_group", "leave_weight_group", "rename_weights", "weight_rows",
      "weight_version", "states", "adjust", "start_profile", "stop_profile", "flush"}
 )  # fmt: skip
 """The operations of `EngineControl` that workers may ask for."""
@@ -199,6 +200,8 @@ class Hub:
             engine.last_output_age_s,
             self._control.serving_s,
             engine.weight_version,
+            engine.weight_path,
+            engine.weights_lost,
         )
 
     def _tell_all(self) -> None:

@@ -76,6 +76,8 @@ class SharedLink:
         self.all_idle = asyncio.Event()
         """Set once no worker has anything in flight."""
         self.weight_version = "default"
+        self.weight_path: str | None = None
+        self.weights_lost: str | None = None
         self.control = SharedControl(self, control_s)
         self._live: LiveRequests | None = None
         self._registry: CollectorRegistry | None = None
@@ -168,6 +170,8 @@ class SharedLink:
                 self._standing = message
                 self._heard_at = asyncio.get_running_loop().time()
                 self.weight_version = message.weight_version
+                self.weight_path = message.weight_path
+                self.weights_lost = message.weights_lost
             case Asking():
                 self._answer(message.number, message.question)
             case Drain():
@@ -241,13 +245,26 @@ class SharedControl:
     async def sleeping(self) -> bool:
         return bool(await self._asked("sleeping"))
 
-    async def load_from_disk(
-        self, path: str, kind: str | None, version: str | None, *, flush: bool, abort: bool
+    async def load_weights(
+        self, method: str, args: Sequence[Any], *, version: str | None, abort: bool
     ) -> Outcome:
-        return await self._outcome("load_from_disk", path, kind, version, flush=flush, abort=abort)
+        how = {"version": version, "abort": abort}
+        return await self._outcome("load_weights", method, list(args), **how)
+
+    async def join_weight_group(self, *args: Any) -> Outcome:
+        return await self._outcome("join_weight_group", *args)
+
+    async def leave_weight_group(self, name: str) -> Outcome:
+        return await self._outcome("leave_weight_group", name)
+
+    async def rename_weights(self, version: str) -> Outcome:
+        return await self._outcome("rename_weights", version)
 
     async def weight_version(self) -> str:
         return str(await self._asked("weight_version"))
+
+    async def weight_rows(self, name: str, count: int) -> Raw:
+        return Raw((await self._asked("weight_rows", name, count)).encode())
 
     async def states(self) -> list[Raw]:
         return [Raw(state.encode()) for state in await self._asked("states")]

@@ -133,6 +133,8 @@ class Standing(Struct, array_like=True, tag=True):
     last_output_age_s: float = 0.0
     serving_s: float = 0.0
     weight_version: str = ""
+    weight_path: str | None = None
+    weights_lost: str | None = None
 
 
 class Drain(Struct, array_like=True, tag=True):

@@ -1,0 +1,88 @@
+"""Applications that run an operation: fields in, its outcome out.
+
+A body's fields may stand in the query as well. An operation that the engine refuses is
+answered 400 with its reason, as `{"success": false, "message": …}`. It goes on to its end
+whether or not its client waits for it.
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import Any, Generic, TypeVar
+from urllib.parse import parse_qs
+
+import msgspec
+from msgspec import Raw, Struct
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from drumline.core.errors import RequestError
+from drumline.frontend.engine_control import Outcome
+from drumline.frontend.web.incoming import ClientGoneError, decode_json, header, read_body
+from drumline.frontend.web.reply import Reply
+from drumline.frontend.web.routes import Plain
+
+Route = tuple[str, str, ASGIApp]
+"""Methods, path, and what answers there."""
+
+T = TypeVar("T", bound=Struct)
+
+_LISTS = {"tags", "activities"}
+"""Fields that a query may name several times."""
+
+_BYTES = "application/octet-stream"
+
+_encode = msgspec.json.Encoder().encode
+_decode_object = msgspec.json.Decoder(dict[str, Any])
+
+
+class Operation(Generic[T]):
+    """An application that reads an operation's fields, runs it, and tells what became of it.
+
+    A body of bytes is the one entry of the field `carries`, if the operation has such a field.
+    """
+
+    def __init__(
+        self,
+        limit: int,
+        fields: type[T],
+        run: Callable[[T], Awaitable[Struct | Raw]],
+        *,
+        carries: str | None = None,
+    ) -> None:
+        self._limit = limit
+        self._fields = fields
+        self._run = run
+        self._carries = carries
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def answer(scope: Scope, reply: Reply) -> None:
+            try:
+                body = await read_body(scope, receive, self._limit)
+            except ClientGoneError:
+                return
+            told = await self._run(self._read(scope, body))
+            refused = isinstance(told, Outcome) and not told.success
+            await reply.body(_encode(told), status=400 if refused else 200)
+
+        await Plain(answer)(scope, receive, send)
+
+    def _read(self, scope: Scope, body: bytes) -> T:
+        """Return the fields of body and query. Raises RequestError 400 naming what does not fit."""
+        given: dict[str, Any] = {}
+        if self._carries is not None and header(scope, b"content-type") == _BYTES:
+            given[self._carries] = [body]
+        elif body.strip():
+            given = decode_json(body, _decode_object)
+        for name, values in parse_qs(scope["query_string"].decode("latin-1")).items():
+            if name in given or (len(values) > 1 and name not in _LISTS):
+                raise RequestError(400, f"{name} is given twice", param=name)
+            given[name] = values if name in _LISTS else values[0]
+        try:
+            return msgspec.convert(given, self._fields, strict=False)
+        except msgspec.ValidationError as error:
+            known = ", ".join(self._fields.__struct_fields__) or "no fields"
+            raise RequestError(
+                400, f"{error}; {scope['path']} takes {known}", code="invalid_parameter"
+            ) from None
+
+
+class Nothing(Struct, forbid_unknown_fields=True):
+    """Of operations that need no word."""

@@ -1,0 +1,125 @@
+"""The routes by which trainers change weights while the engine serves, under SGLang's names."""
+
+from typing import Annotated, Any
+
+from msgspec import Meta, Raw, Struct
+
+from drumline.frontend.engine_control import Outcome
+from drumline.frontend.operation import Nothing, Operation, Route
+from drumline.frontend.service import Service
+from drumline.wire.frames import MOST_TENSOR_BYTES
+
+_MOST_BODY_BYTES = MOST_TENSOR_BYTES * 4 // 3 + (1 << 20)
+"""Tensors in base64, and a word beside them."""
+_GROUP = "weight_update_group"
+
+
+def weight_routes(service: Service) -> list[Route]:
+    """Return every route that changes weights, or tells of them."""
+    control, limit = service.control, service.server.max_body_bytes
+
+    async def load(method: str, asked: _Load, *fields: Any) -> Outcome:
+        version, abort = asked.weight_version, asked.abort_all_requests
+        return await control.load_weights(method, fields, version=version, abort=abort)
+
+    async def disk(asked: _Disk) -> Outcome:
+        version, flush = asked.weight_version, asked.flush_cache
+        fields = asked.model_path, asked.load_format, version, flush
+        return await load("update_weight_from_disk", asked, *fields)
+
+    async def tensors(asked: _Tensors) -> Outcome:
+        version, flush = asked.weight_version, asked.flush_cache
+        fields = asked.serialized_named_tensors, asked.load_format, flush, version
+        return await load("update_weights_from_tensor", asked, *fields)
+
+    async def sent(asked: _Sent) -> Outcome:
+        version, flush = asked.weight_version, asked.flush_cache
+        fields = asked.names, asked.dtypes, asked.shapes, asked.group_name, flush, version
+        return await load("update_weights_from_distributed", asked, *fields)
+
+    async def join(asked: _Join) -> Outcome:
+        return await control.join_weight_group(
+            asked.master_address,
+            asked.master_port,
+            asked.rank_offset,
+            asked.world_size,
+            asked.group_name,
+            asked.backend,
+        )
+
+    async def leave(asked: _Leave) -> Outcome:
+        return await control.leave_weight_group(asked.group_name)
+
+    async def version(_: Nothing) -> _Version:
+        return _Version(await control.weight_version())
+
+    async def rename(asked: _Rename) -> Outcome:
+        return await control.rename_weights(asked.new_version)
+
+    async def rows(asked: _Rows) -> Raw:
+        return await control.weight_rows(asked.name, asked.truncate_size)
+
+    told = Operation(limit, Nothing, version)
+    carried = Operation(_MOST_BODY_BYTES, _Tensors, tensors, carries="serialized_named_tensors")
+    return [
+        ("POST", "/update_weights_from_disk", Operation(limit, _Disk, disk)),
+        ("POST", "/update_weights_from_tensor", carried),
+        ("POST", "/update_weights_from_distributed", Operation(limit, _Sent, sent)),
+        ("POST", "/init_weights_update_group", Operation(limit, _Join, join)),
+        ("POST", "/destroy_weights_update_group", Operation(limit, _Leave, leave)),
+        ("GET", "/get_weight_version", told),
+        ("GET", "/weight_version", told),
+        ("POST", "/update_weight_version", Operation(limit, _Rename, rename)),
+        ("GET POST", "/get_weights_by_name", Operation(limit, _Rows, rows)),
+    ]
+
+
+class _Load(Struct, forbid_unknown_fields=True, kw_only=True):
+    """What loads of every kind are told."""
+
+    weight_version: str | None = None
+    flush_cache: bool = True
+    abort_all_requests: bool = False
+
+
+class _Disk(_Load):
+    model_path: str
+    load_format: str | None = None
+
+
+class _Tensors(_Load):
+    serialized_named_tensors: list[bytes]
+    load_format: str | None = None
+
+
+class _Sent(_Load):
+    names: list[str]
+    dtypes: list[str]
+    shapes: list[list[int]]
+    group_name: str = _GROUP
+
+
+class _Join(Struct, forbid_unknown_fields=True):
+    master_address: str
+    master_port: int
+    rank_offset: int
+    world_size: int
+    group_name: str = _GROUP
+    backend: str = "nccl"
+
+
+class _Leave(Struct, forbid_unknown_fields=True):
+    group_name: str = _GROUP
+
+
+class _Rename(Struct, forbid_unknown_fields=True):
+    new_version: str
+
+
+class _Rows(Struct, forbid_unknown_fields=True):
+    name: str
+    truncate_size: Annotated[int, Meta(ge=1)] = 100
+
+
+class _Version(Struct, frozen=True):
+    weight_version: str
