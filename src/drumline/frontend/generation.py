@@ -48,6 +48,12 @@ class Asked(Struct, frozen=True, kw_only=True):
     """Special tokens whose text is part of the answer all the same."""
     data_parallel_rank: int | None = None
     """The engine that is to answer, whatever the others have to do."""
+    each: "tuple[Asked, ...]" = ()
+    """What is asked of each prompt, where that differs; of each as many answers."""
+
+    def of(self, prompt: int) -> "Asked":
+        """Return what is asked of a prompt."""
+        return self.each[prompt] if self.each else self
 
 
 class TokenLogprob(Struct, frozen=True):
@@ -106,7 +112,7 @@ class Generation:
         self._clock = clock
         began = clock.now_us()
         self._answers = [
-            _Answer(index, asked, tokenizer, began)
+            _Answer(index, asked.of(index // asked.choices), tokenizer, began)
             for index in range(len(asked.prompts) * asked.choices)
         ]
         self._streams: list[Stream] = []
@@ -177,9 +183,8 @@ class Generation:
         return self._answers[prompt * self.asked.choices].prompt
 
     def _request(self, index: int) -> TokenizedGenerateReqInput:
-        asked = self.asked
-        prompt = index // asked.choices
-        choice = index % asked.choices
+        prompt, choice = divmod(index, self.asked.choices)
+        asked = self.asked.of(prompt)
         # A prompt is told of once for all its answers.
         told = choice == 0 and asked.prompt_logprobs is not None
         sampling = normalized(
@@ -191,7 +196,7 @@ class Generation:
         )
         return TokenizedGenerateReqInput(
             rid=self._rid if len(self._answers) == 1 else f"{self._rid}-{index}",
-            input_ids=asked.prompts[prompt],
+            input_ids=self.asked.prompts[prompt],
             sampling_params=sampling,
             return_logprob=asked.logprobs is not None or told,
             logprob_start_len=0 if told else -1,

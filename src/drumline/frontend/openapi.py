@@ -15,7 +15,6 @@ from starlette.types import ASGIApp
 from drumline.core.version import VERSION
 from drumline.frontend.access import Access
 from drumline.frontend.web.dialect import OPENAI, Dialect
-from drumline.frontend.web.errors import ErrorBody
 
 _REFS = "#/components/schemas/{name}"
 _STYLE = (
@@ -40,7 +39,9 @@ class Entry(Struct, frozen=True):
 def document(entries: Sequence[Entry]) -> dict[str, Any]:
     """Return the routes as an OpenAPI 3.1 document."""
     bodies = [entry.body for entry in entries if entry.body is not None]
-    _, schemas = msgspec.json.schema_components([*bodies, ErrorBody], ref_template=_REFS)
+    errors = {entry.dialect.error_body for entry in entries}
+    kinds = [*bodies, *sorted(errors, key=lambda kind: kind.__name__)]
+    _, schemas = msgspec.json.schema_components(kinds, ref_template=_REFS)
     paths: dict[str, Any] = {}
     for entry in entries:
         path = entry.path.replace(":path}", "}")
@@ -58,7 +59,8 @@ def document(entries: Sequence[Entry]) -> dict[str, Any]:
 
 
 def _operation(entry: Entry, path: str) -> dict[str, Any]:
-    error = {"application/json": {"schema": {"$ref": _REFS.format(name=ErrorBody.__name__)}}}
+    told = _REFS.format(name=entry.dialect.error_body.__name__)
+    error = {"application/json": {"schema": {"$ref": told}}}
     operation: dict[str, Any] = {
         "summary": entry.about,
         "tags": [entry.access.value],

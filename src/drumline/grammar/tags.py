@@ -4,12 +4,16 @@ It writes the formats that texts around JSON are made of; each other one is refu
 """
 
 import json
+import re
 from typing import Any
+
+from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from drumline.grammar.bounds import RefusedGrammarError
 from drumline.grammar.structures import of_structures
 
 _ANY_TEXT = r"/(.|\n)*/"
+_SLASH = re.compile(r"(\\.)|/", re.DOTALL)
 
 
 def lark_of(tag: Any) -> str:
@@ -37,6 +41,11 @@ class _Lark:
                 return self._rule(_quoted(format_.get("value"), "value"))
             case "json_schema" if format_.get("style", "json") == "json":
                 return self._rule(f"%json {json.dumps(format_.get('json_schema'))}")
+            case "regex":
+                return self._terminal(_slashed(format_.get("pattern")))
+            case "grammar":
+                inner = gbnf_to_lark(_string(format_.get("grammar"), "grammar"))
+                return self._rule(f"%lark {{\n{inner}\n}}")
             case "any_text" if not format_.get("excludes"):
                 return self._terminal(_ANY_TEXT)
             case "sequence" | "or":
@@ -124,6 +133,16 @@ def _parts(format_: dict[str, Any], word: str) -> list[Any]:
 
 
 def _quoted(value: Any, word: str = "value") -> str:
+    return json.dumps(value) if _string(value, word) else ""
+
+
+def _slashed(pattern: Any) -> str:
+    """Return a regex between slashes, of which none that is in it ends it."""
+    escaped = _SLASH.sub(lambda found: found[1] or r"\/", _string(pattern, "pattern"))
+    return "/{}/".format(escaped.replace("\n", r"\n"))
+
+
+def _string(value: Any, word: str) -> str:
     if not isinstance(value, str):
         raise RefusedGrammarError(f"{word} is a string")
-    return json.dumps(value) if value else ""
+    return value

@@ -6,9 +6,10 @@ import threading
 
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
-from tests.fakes.http import served
+from tests.fakes.http import routes_of, served
 
 from drumline.core.config import ServerConfig
+from drumline.frontend.openapi import document
 
 EXAMPLES = 5
 """Per route."""
@@ -66,3 +67,12 @@ def test_what_the_document_allows_is_answered_and_never_a_fault_of_ours(embedded
 
             answered()
     assert {200, 400} <= statuses
+
+
+def test_errors_stand_in_the_document_in_the_shape_they_have(embedded):
+    told = document(routes_of(embedded))
+    for path, name in (("/v1/messages", "AnthropicErrorBody"), ("/v1/completions", "ErrorBody")):
+        default = told["paths"][path]["post"]["responses"]["default"]
+        ref = default["content"]["application/json"]["schema"]["$ref"]
+        assert ref.endswith(f"/{name}")
+        assert "error" in told["components"]["schemas"][name]["required"]

@@ -129,7 +129,7 @@ async def test_log_probabilities_come_as_triples(embedded):
         ({"input_ids": [1, [2]]}, "input_ids", "invalid_type"),
         ({"input_ids": [10**6]}, "input_ids", "invalid_token_id"),
         ({"input_ids": []}, "input_ids", "empty_prompt"),
-        ({"text": "a", "sampling_params": [{}]}, "sampling_params", "invalid_type"),
+        ({"text": "a", "sampling_params": [{}, {}]}, "sampling_params", "invalid_value"),
         ({"text": "a", "sampling_params": 7}, None, "invalid_type"),
         ({"text": "a", "sampling_params": {"top_p": 2}}, "top_p", "decimal_above_max_value"),
         ({"text": "a", "sampling_params": {"max_new_tokens": 0}}, "max_new_tokens",
@@ -423,3 +423,37 @@ async def test_the_routes_are_documented_without_the_net(embedded):
         assert "http://" not in page.text
         assert "https://" not in page.text
         assert "<script" not in page.text
+
+
+@run
+async def test_a_list_of_prompts_may_have_sampling_parameters_of_its_own_for_each(embedded):
+    async with served(embedded) as server:
+        each = [{"max_new_tokens": 2}, {"max_new_tokens": 3, "stop": "there", "temperature": 0}]
+        body = {"input_ids": [[5], [6, 7]], "sampling_params": each, "return_logprob": True}
+        one, other = (await server.http.post("/generate", json=body)).json()
+        assert (len(one["output_ids"]), other["text"]) == (2, "Hello ")
+        assert other["meta_info"]["finish_reason"] == {"type": "stop", "matched": "there"}
+        assert [reply["meta_info"]["prompt_tokens"] for reply in (one, other)] == [1, 2]
+        sent = {tuple(r.input_ids): r.sampling_params for r in server.fake.requests}
+        assert (sent[5,].max_new_tokens, sent[6, 7].max_new_tokens) == (2, 3)
+        assert (sent[5,].top_k, sent[6, 7].top_k) != (1, 1)
+        assert sent[6, 7].top_k == 1
+        two = [{"n": 2, "max_new_tokens": 1}, {"n": 2, "max_new_tokens": 4}]
+        replies = (await server.http.post("/generate", json=body | {"sampling_params": two})).json()
+        assert [len(reply["output_ids"]) for reply in replies] == [1, 1, 3, 3]
+
+
+@run
+async def test_lists_of_sampling_parameters_that_do_not_fit_are_refused(embedded):
+    async with served(embedded) as server:
+        for each, code in (
+            ([], "empty_array"),
+            ([{}], "invalid_value"),
+            ([{"n": 1}, {"n": 2}], "invalid_combination"),
+            ([{}, {"temperature": 9}], "decimal_above_max_value"),
+            ([{}, {"tfs_z": 0.5}], "unsupported_parameter"),
+            ([{}, 3], "invalid_type"),
+        ):
+            body = {"text": ["a", "b"], "sampling_params": each}
+            reply = await server.http.post("/generate", json=body)
+            assert (reply.status_code, reply.json()["error"]["code"]) == (400, code), each

@@ -153,8 +153,8 @@ def test_a_neutral_value_is_no_reason_to_refuse(name, value):
 
 @pytest.mark.parametrize("value", [0, True, [0], {"a": None}, 1])
 def test_zero_and_true_ask_for_something(value):
-    with pytest.raises(RequestError, match="return_token_ids"):
-        judged(return_token_ids=value)
+    with pytest.raises(RequestError, match="return_hidden_states"):
+        judged(return_hidden_states=value)
 
 
 def test_what_changes_nothing_is_ignored_without_a_word(caplog):

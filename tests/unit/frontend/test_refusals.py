@@ -92,7 +92,7 @@ BAD_CHATS = [
     ({"messages": [{"role": "assistant", "tool_calls": [
         {"id": "a", "type": "function", "function": {"name": "x", "arguments": "[1"}}]}]},
      "messages[0].tool_calls[0].function.arguments", "invalid_json"),
-    ({"return_token_ids": True}, "return_token_ids", "unsupported_parameter"),
+    ({"return_hidden_states": True}, "return_hidden_states", "unsupported_parameter"),
     ({"regex": "a", "ebnf": "b"}, "ebnf", "invalid_value"),
     ({"regex": 7}, "regex", "invalid_type"),
     ({"seed": 1.5}, "seed", "invalid_type"),

@@ -231,9 +231,30 @@ async def test_an_answer_that_is_held_to_a_form_from_its_beginning_has_no_reason
         (choice,) = (await it.ask(tools=[], response_format={"type": "json_object"})).choices
         assert choice.message.content == "a</think>"
         assert it.fake.requests[-1].sampling_params.json_schema == '{"type":"object"}'
-        other = {"chat_template_kwargs": {"enable_thinking": True}, "regex": "a.*"}
-        (choice,) = (await it.ask(tools=[], extra_body=other)).choices
-        assert choice.message.content == "a</think>"
+
+
+@run
+async def test_every_form_can_stand_behind_reasoning_that_was_opened(embedded):
+    async with talking(embedded, "Hm.</think>\n\nab", template=THINKS) as it:
+        for asked, form in (
+            ({"regex": "a.*"}, {"type": "regex", "pattern": "a.*"}),
+            ({"ebnf": 'root ::= "ab"'}, {"type": "grammar", "grammar": 'root ::= "ab"'}),
+            (
+                {"guided_choice": ["ab", "c"], "priority": 2},
+                {
+                    "type": "or",
+                    "elements": [{"type": "const_string", "value": v} for v in ("ab", "c")],
+                },
+            ),
+        ):
+            body = {"chat_template_kwargs": {"enable_thinking": True}} | asked
+            (choice,) = (await it.ask(tools=[], extra_body=body)).choices
+            assert (choice.message.content, choice.message.reasoning_content) == ("ab", "Hm.")
+            sent = it.fake.requests[-1].sampling_params
+            assert json.loads(sent.structural_tag)["format"]["elements"][1] == form
+            assert (sent.regex, sent.ebnf) == (None, None)
+            own = (sent.custom_params or {}).get("drumline", {})
+            assert own == ({"priority": 2} if "priority" in asked else {})
 
 
 @run

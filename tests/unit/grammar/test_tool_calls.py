@@ -119,3 +119,29 @@ def test_a_forced_call_may_come_behind_free_text_that_ends_at_its_first_end(libr
     assert library.accepts(grammar, f"Hm. < {{x}}\n</think>\n\n{call}", masked=False)
     assert not library.accepts(grammar, f"Hm.</think>\n\nNo. {call}", masked=False)
     assert not library.accepts(grammar, call, masked=False)
+
+
+@pytest.mark.parametrize(
+    ("form", "right", "wrong"),
+    [
+        ({"type": "regex", "pattern": r"[0-9]{3}/[a-z]+"}, "555/ab", "55/ab"),
+        (
+            {"type": "grammar", "grammar": 'root ::= "yes" | "no" more\nmore ::= "!" more | "."'},
+            "no!!.",
+            "no",
+        ),
+        (
+            {"type": "or", "elements": [{"type": "const_string", "value": v} for v in ("a", "bc")]},
+            "bc",
+            "b",
+        ),
+    ],
+)
+def test_other_forms_stand_behind_free_text_too(library, form, right, wrong):
+    free = {"type": "tag", "begin": "", "content": {"type": "any_text"}, "end": "</think>\n\n"}
+    tag = {"format": {"type": "sequence", "elements": [free, form]}}
+    key = GrammarKey(GrammarKind.STRUCTURAL_TAG, json.dumps(tag))
+    grammar = library.backend.compile(prepared(key))
+    assert library.accepts(grammar, f"Hm. < {{x}}\n</think>\n\n{right}", masked=False)
+    assert not library.accepts(grammar, f"Hm.</think>\n\n{wrong}", masked=False)
+    assert not library.accepts(grammar, f"Hm.</think>\n\nNo. {right}", masked=False)

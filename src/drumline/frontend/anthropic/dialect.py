@@ -21,13 +21,17 @@ _TYPES = {
 _SERVER_ERRORS = 500
 
 
-class _Detail(Struct):
+class AnthropicErrorDetail(Struct):
+    """What went wrong."""
+
     type: str
     message: str
 
 
-class _Body(Struct):
-    error: _Detail
+class AnthropicErrorBody(Struct):
+    """The body of a refusal, and of a stream's last event where it failed."""
+
+    error: AnthropicErrorDetail
     request_id: str
     type: str = "error"
 
@@ -36,11 +40,12 @@ def _failure(error: RequestError, request_id: str) -> bytes:
     kind = _TYPES.get(error.status) or (
         "api_error" if error.status >= _SERVER_ERRORS else "invalid_request_error"
     )
-    return _encode(_Body(_Detail(kind, error.message), request_id))
+    return _encode(AnthropicErrorBody(AnthropicErrorDetail(kind, error.message), request_id))
 
 
 ANTHROPIC = Dialect(
     failure=_failure,
+    error_body=AnthropicErrorBody,
     named=True,
     ping=b'event: ping\ndata: {"type": "ping"}\n\n',
     end=b"",

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from drumline.core.errors import RequestError
 from drumline.frontend.generation import Asked, Piece, TokenLogprob, Usage
 from drumline.frontend.limits import MAX_SEQUENCES
+from drumline.frontend.openai.bounds import check
 from drumline.frontend.openai.calls import Answer, Frame, asked_of, encoded
 from drumline.frontend.openai.parameters import ParameterCheck
 from drumline.frontend.openai.sampling import answer_length, logprob_count
@@ -108,6 +109,7 @@ class GenerateBody(Struct):
 
 _decoder = msgspec.json.Decoder(GenerateRequest)
 _sampling_decoder = msgspec.json.Decoder(GenerateSampling)
+_list_decoder = msgspec.json.Decoder(list[Raw])
 _encode = msgspec.json.Encoder().encode
 _parameters = ParameterCheck(GenerateSampling)
 
@@ -121,14 +123,17 @@ class GenerateCall:
         self._tokenizer = tokenizer
         told = request.sampling_params
         sampling = b"{}" if told is UNSET or bytes(told) == b"null" else bytes(told)
-        if sampling.startswith(b"["):
+        self._listed = sampling.startswith(b"[")
+        """Whether each prompt has sampling parameters of its own."""
+        objects = list(map(bytes, _raws(sampling))) if self._listed else [sampling]
+        if not objects:
             raise RequestError(
-                400, "sampling_params is a list; send one object, which is for all prompts",
-                param="sampling_params", code="invalid_type",
-            )  # fmt: skip
-        self._sampling = decode_json(sampling, _sampling_decoder)
-        _parameters.check(sampling)
-        self._fields = _fields(request, self._sampling)
+                400, "sampling_params is an empty list", param="sampling_params", code="empty_array"
+            )
+        self._each = [decode_json(each, _sampling_decoder) for each in objects]
+        for each in objects:
+            _parameters.check(each)
+        self._fields = _fields(request, self._each[0])
         self._prompt_tokens: list[int] = []
         """How many each answer's prompt has."""
         self._answers: list[Answer] = []
@@ -140,26 +145,52 @@ class GenerateCall:
     async def asked(self, service: Service) -> Asked:
         request = self._request
         top = logprob_count("top_logprobs_num", request.top_logprobs_num or 0)
-        max_tokens = answer_length("max_new_tokens", self._sampling.max_new_tokens)
         prompts = await self._encoded(service)
+        if not self._listed:
+            asked = self._checked(service, self._each[0], prompts, top)
+        else:
+            if len(self._each) != len(prompts):
+                raise RequestError(
+                    400,
+                    f"sampling_params has {len(self._each)} entries for {len(prompts)} prompts",
+                    param="sampling_params",
+                    code="invalid_value",
+                )
+            each = tuple(
+                self._checked(service, sampling, [prompt], top)
+                for sampling, prompt in zip(self._each, prompts, strict=True)
+            )
+            if len({one.choices for one in each}) > 1:
+                raise RequestError(
+                    400, "n differs among sampling_params; prompts of one request have as many "
+                    "answers each", param="sampling_params", code="invalid_combination",
+                )  # fmt: skip
+            asked = replace(each[0], prompts=tuple(prompts), each=each)
+            check("n", asked.choices, 1, MAX_SEQUENCES // len(prompts))
+        self._prompt_tokens = [len(prompt) for prompt in prompts for _ in range(asked.choices)]
+        self._answers = [Answer() for _ in self._prompt_tokens]
+        return asked
+
+    def _checked(
+        self, service: Service, sampling: GenerateSampling, prompts: list[list[int]], top: int
+    ) -> Asked:
+        """Return what is asked of some prompts. Raises RequestError 400."""
+        request = self._request
+        max_tokens = answer_length("max_new_tokens", sampling.max_new_tokens)
         if max_tokens is None:
             longest = max(map(len, prompts), default=0)
             max_tokens = max(1, min(DEFAULT_MAX_TOKENS, service.limits.room - longest))
         wanted = bool(request.return_logprob)
         asked = asked_of(
             service,
-            self._fields,
+            _fields(request, sampling),
             prompts,
             param="text" if request.text is not None else "input_ids",
             max_param="max_new_tokens",
             max_tokens=max_tokens,
             logprobs=top if wanted else None,
         )
-        if wanted and self._start >= 0:
-            asked = replace(asked, prompt_logprobs=top)
-        self._prompt_tokens = [len(prompt) for prompt in prompts for _ in range(asked.choices)]
-        self._answers = [Answer() for _ in self._prompt_tokens]
-        return asked
+        return replace(asked, prompt_logprobs=top) if wanted and self._start >= 0 else asked
 
     def opening(self, frame: Frame, answers: int, usage: Usage) -> list[bytes]:
         return []
@@ -256,6 +287,11 @@ class GenerateCall:
         if not self._request.return_text_in_logprobs:
             return None
         return self._tokenizer.piece(token_id).decode(errors="replace")
+
+
+def _raws(data: bytes) -> list[Raw]:
+    """Return the entries of a JSON list, undecoded."""
+    return decode_json(data, _list_decoder)
 
 
 def _fields(request: GenerateRequest, sampling: GenerateSampling) -> SamplingFields:

@@ -52,7 +52,9 @@ class ChatCall:
         self._request = decode_json(body, _decoder)
         self._turn = ChatTurn(self._request)
         self._tokenizer = tokenizer
-        self._steady = not usage_grows(self._request)
+        self._tells_ids = bool(self._request.return_token_ids)
+        self._prompt_ids: Sequence[int] = ()
+        self._steady = not usage_grows(self._request) and not self._tells_ids
         self._plain: dict[int, EventTemplate] = {}
         """Events of words alone, by the answer's index."""
 
@@ -61,13 +63,18 @@ class ChatCall:
         return self._request
 
     async def asked(self, service: Service) -> Asked:
-        return await self._turn.asked(service)
+        asked = await self._turn.asked(service)
+        self._prompt_ids = asked.prompts[0]
+        return asked
 
     def opening(self, frame: Frame, answers: int, usage: Usage) -> list[bytes]:
-        return [
-            self._chunk(frame, ChatChunkChoice(index, ChatDelta("assistant", "")), usage)
+        chunks = [
+            self._body(frame, ChatChunkChoice(index, ChatDelta("assistant", "")), usage)
             for index in range(answers)
         ]
+        if self._tells_ids:
+            chunks[0].prompt_token_ids = self._prompt_ids
+        return [_encode(chunk) for chunk in chunks]
 
     def events(self, frame: Frame, piece: Piece, usage: Usage | None) -> list[bytes]:
         parts = self._turn.parts(piece)
@@ -76,13 +83,15 @@ class ChatCall:
             if isinstance(part, Words):
                 return [self._words_event(frame, piece.index, part.text)]
         deltas = self._deltas(parts)
-        if piece.logprobs and not deltas:
+        ids = piece.token_ids if self._tells_ids and piece.token_ids else UNSET
+        if (piece.logprobs or ids is not UNSET) and not deltas:
             deltas = [ChatDelta(content="")]  # the tokens' text comes later, or is a mark
         logprobs = self._logprob_bodies(piece.logprobs)
         events = []
         for delta in deltas:
-            events.append(self._chunk(frame, ChatChunkChoice(piece.index, delta, logprobs), usage))
-            logprobs = None
+            choice = ChatChunkChoice(piece.index, delta, logprobs, token_ids=ids)
+            events.append(self._chunk(frame, choice, usage))
+            logprobs, ids = None, UNSET
         if piece.finish_reason is not None:
             choice = ChatChunkChoice(
                 piece.index,
@@ -117,11 +126,14 @@ class ChatCall:
                     self._turn.finish_reason(index, answer.finish_reason),
                     self._logprob_bodies(answer.logprobs),
                     answer.stop_reason,
+                    answer.token_ids if self._tells_ids else UNSET,
                 )
             )
         body = ChatBody(frame.id, frame.created, frame.model, choices, usage_body(usage))
         body.prompt_logprobs = prompt_logprobs(answers[0].prompt, self._tokenizer)
         body.metadata = metadata_of(*answers)
+        if self._tells_ids:
+            body.prompt_token_ids = self._prompt_ids
         return _encode(body)
 
     def _message(self, parts: Sequence[Part]) -> AssistantMessage:

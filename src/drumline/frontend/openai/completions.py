@@ -56,7 +56,11 @@ class CompletionCall:
         self._offsets: dict[int, int] = {}
         self._choices = 1
         self._echoed: EchoedPieces | None = None
-        self._steady = not usage_grows(self._request)
+        self._tells_ids = bool(self._request.return_token_ids)
+        self._prompt_ids: Sequence[list[int]] = ()
+        self._told_prompts: set[int] = set()
+        """Answers of which the stream has told the prompt's ids."""
+        self._steady = not usage_grows(self._request) and not self._tells_ids
         self._plain: dict[int, EventTemplate] = {}
         """Events of text alone, by the answer's index."""
 
@@ -98,6 +102,7 @@ class CompletionCall:
             prompt_logprobs=told,
             choices=self._choices,
         )
+        self._prompt_ids = asked.prompts
         if request.echo:
             self._echoed = EchoedPieces(
                 [
@@ -165,7 +170,8 @@ class CompletionCall:
         if echo is not None:
             told = self._prompt_logprob_body(index, echo)
             choices.append(CompletionChoice(index, echo.text, told))
-        if (piece.text or piece.logprobs) and not self._silent:
+        tells = self._tells_ids and bool(piece.token_ids)
+        if (piece.text or piece.logprobs or tells) and not self._silent:
             told = self._logprob_body(index, piece.logprobs)
             choices.append(CompletionChoice(index, piece.text, told))
         if piece.finish_reason is not None:
@@ -177,6 +183,8 @@ class CompletionCall:
                     stop_reason=piece.stop_reason,
                 )
             )
+        if self._tells_ids:
+            self._tell_ids(piece, choices)
         usage_so_far = usage_field(self._request, usage and self._counted(usage))
         bodies = [
             CompletionBody(frame.id, frame.created, frame.model, [choice], usage_so_far)
@@ -185,6 +193,14 @@ class CompletionCall:
         if piece.finish_reason is not None:
             bodies[-1].metadata = metadata_of(piece)
         return [_encode(body) for body in bodies]
+
+    def _tell_ids(self, piece: Piece, choices: Sequence[CompletionChoice]) -> None:
+        """Put the ids of a piece into what is sent of it, with the prompt's where it is first."""
+        for choice in choices[:1]:
+            if piece.index not in self._told_prompts:
+                self._told_prompts.add(piece.index)
+                choice.prompt_token_ids = self._prompt_ids[piece.index // self._choices]
+            choice.token_ids = () if self._silent else piece.token_ids
 
     def usage_event(self, frame: Frame, usage: Usage) -> bytes:
         cost = usage_body(self._counted(usage))
@@ -228,6 +244,9 @@ class CompletionCall:
             choice.text += answer.text
             bodies.append(self._logprob_body(index, answer.logprobs))
         choice.logprobs = _joined([body for body in bodies if body is not None])
+        if self._tells_ids:
+            choice.token_ids = () if self._silent else answer.token_ids
+            choice.prompt_token_ids = self._prompt_ids[first // self._choices]
         if self._request.prompt_logprobs is not None:
             choice.prompt_logprobs = prompt_logprobs(told, self._tokenizer)
         return choice

@@ -47,7 +47,6 @@ class Refused(Struct, frozen=True):
 
 
 _OLD_TOOLS = "use tools and tool_choice"
-_NO_IDS = "token ids are not reported; logprobs has the tokens as bytes"
 _NO_SAMPLER = "there is no such sampler here; temperature, top_p, top_k and min_p shape the draw"
 _NO_BEAMS = "there is no beam search"
 _NO_TRUNCATION = "prompts are not shortened; send what fits"
@@ -78,8 +77,7 @@ REFUSED: dict[str, Refused] = {
     "vllm_xargs": Refused("arguments of another engine's plug-ins are not known"),
     "guided_whitespace_pattern": Refused("white space of JSON is bounded, and not by a pattern"),
     "thinking_token_budget": Refused("reasoning is not bounded by itself; max_tokens is for all"),
-    "return_tokens_as_token_ids": Refused(_NO_IDS),
-    "return_token_ids": Refused(_NO_IDS),
+    "return_tokens_as_token_ids": Refused("use return_token_ids"),
     "prompt_embeds": Refused("prompts are texts or token ids"),
     "kv_transfer_params": Refused(_NO_TRANSFER),
     # SGLang

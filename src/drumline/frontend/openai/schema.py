@@ -6,6 +6,7 @@ order. The structs of requests share their sampling fields by extension, because
 that is how the API nests.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from msgspec import UNSET, Struct, UnsetType
@@ -62,6 +63,7 @@ class SamplingFields(Struct, kw_only=True):
     truncate_prompt_tokens: int | None = None
     add_special_tokens: bool | None = None
     prompt_logprobs: int | None = None
+    return_token_ids: bool | None = None
 
 
 class ContentPart(Struct):
@@ -213,6 +215,7 @@ class ChatChoice(Struct):
     finish_reason: str
     logprobs: ChatLogprobs | None = None
     stop_reason: str | int | None = None
+    token_ids: Sequence[int] | UnsetType = UNSET
 
 
 class ChatBody(Struct):
@@ -226,6 +229,7 @@ class ChatBody(Struct):
     object: str = "chat.completion"
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     metadata: Metadata | UnsetType = UNSET
+    prompt_token_ids: Sequence[int] | UnsetType = UNSET
 
 
 class FunctionDelta(Struct):
@@ -261,6 +265,7 @@ class ChatChunkChoice(Struct):
     logprobs: ChatLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: str | int | UnsetType | None = UNSET
+    token_ids: Sequence[int] | UnsetType = UNSET
 
 
 class ChatChunk(Struct):
@@ -273,6 +278,7 @@ class ChatChunk(Struct):
     usage: UsageBody | UnsetType | None = UNSET
     object: str = "chat.completion.chunk"
     metadata: Metadata | UnsetType = UNSET
+    prompt_token_ids: Sequence[int] | UnsetType = UNSET
 
 
 class CompletionLogprobs(Struct):
@@ -293,6 +299,8 @@ class CompletionChoice(Struct):
     finish_reason: str | None = None
     stop_reason: str | int | UnsetType | None = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    token_ids: Sequence[int] | UnsetType = UNSET
+    prompt_token_ids: Sequence[int] | UnsetType = UNSET
 
 
 class CompletionBody(Struct):

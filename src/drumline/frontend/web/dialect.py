@@ -10,7 +10,7 @@ from msgspec import Struct
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from drumline.core.errors import RequestError
-from drumline.frontend.web.errors import error_body
+from drumline.frontend.web.errors import ErrorBody, error_body
 
 _PLACE = "drumline.dialect"
 
@@ -20,6 +20,8 @@ class Dialect(Struct, frozen=True, kw_only=True):
 
     failure: Callable[[RequestError, str], bytes]
     """The body of a refusal, and the last event of a stream that failed; told the request's id."""
+    error_body: type[Struct] = ErrorBody
+    """The shape of a refusal's body."""
     named: bool = False
     """Whether events are written with their names, which are then part of them."""
     ping: bytes = b": ping\n\n"
