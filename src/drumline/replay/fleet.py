@@ -119,7 +119,7 @@ def scenario(seed: int) -> Scenario:
 
 
 def _controls(seed: int, layout: Layout) -> Iterator[tuple[int, int, Act]]:
-    """Draw pauses and releases of memory, which reach all engines in one order, early or late."""
+    """Draw control operations, which reach all engines in one order, early or late."""
     rng = random.Random(f"{seed}, control operations")
     if rng.random() >= _SOMETIMES:
         return
@@ -130,6 +130,11 @@ def _controls(seed: int, layout: Layout) -> Iterator[tuple[int, int, Act]]:
                 ("resume_scheduler", None),
                 ("release_memory_occupation", rng.choice((None, ["kv_cache"], ["weights"]))),
                 ("resume_memory_occupation", rng.choice((None, ["kv_cache"], ["weights"]))),
+                ("start_profile", {"num_steps": rng.randint(1, 9)}),
+                ("stop_profile", None),
+                ("set_internal_state", {"chunked_prefill_size": rng.randint(1, 32)}),
+                ("get_internal_state", None),
+                ("flush_cache", None),
             )
         )
         for _ in range(rng.randint(1, 6))
