@@ -164,6 +164,15 @@ def test_a_profile_has_the_forwards_in_the_order_in_which_they_were_dispatched(h
     assert "output_dir '/etc' is outside of" in outside.json()["message"]
 
 
+def test_health_tells_the_round_that_the_engine_is_in(http):
+    first, second = (http.get("/health").json() for _ in range(2))
+    assert (first["status"], len(first["rounds"])) == ("ok", 1)
+    eventually(lambda: http.get("/health").json()["rounds"] > second["rounds"])
+    state = http.get("/get_internal_state").json()["internal_states"][0]
+    assert state["round"] >= second["rounds"][0] >= first["rounds"][0] > 0
+    assert state["standing"] == "serving"
+
+
 def test_a_server_asleep_uses_next_to_nothing(server, http):
     done(http, "/pause", mode="keep")
     (rank,) = server.ranks()

@@ -25,6 +25,7 @@ from drumline.wire.handshake import (
     identity_of,
 )
 from drumline.wire.output import ENGINE_CORE_DEAD, BatchTokenIDOutSlim, ControlReplySlim
+from drumline.wire.progress import PROGRESS, Progress, encode_progress
 from drumline.wire.request import TokenizedGenerateReqInput
 
 Script = Callable[[TokenizedGenerateReqInput], Iterable[int]]
@@ -94,6 +95,7 @@ class FakeEngine:
     With `reason_rides` an answer's last token comes with its reason instead of before it.
     `others` is what it reports besides its own: requests that run and that wait, and pages.
     With `embeds` it makes up vectors of three numbers for prompts that are to become some.
+    While `lost` is set not even its link says where it is.
     While `mute` is set it sends no report of its own accord.
     `requests`, `aborted` and `calls` say what arrived, in order.
     """
@@ -126,6 +128,7 @@ class FakeEngine:
         self.embeds = embeds
         self.others = (0, 0, 0)
         self.held = threading.Event()
+        self.lost = False
         self.mute = threading.Event()
         self.requests: list[TokenizedGenerateReqInput] = []
         self.aborted: list[str] = []
@@ -231,8 +234,12 @@ class FakeEngine:
                         self._report(outputs, [(ended.request, ended.sent, [], "abort", None)])
             case InputKind.CONTROL:
                 call = decode_control(frames[1])
-                self.calls.append((call.method, *call.args))
-                answer = self.on_call(call.method, *call.args)
+                if call.method == PROGRESS:
+                    # A link's own answer, which no loop hears of.
+                    answer = None if self.lost else (True, encode_progress(Progress(7, 1.5)))
+                else:
+                    self.calls.append((call.method, *call.args))
+                    answer = self.on_call(call.method, *call.args)
                 if answer is not None:
                     reply = ControlReplySlim(
                         call_id=call.call_id,

@@ -224,7 +224,9 @@ class _Showing:
         await reply.body(_encode(self._body(name)))
 
     async def health(self, scope: Scope, reply: Reply) -> None:
-        health = health_of(self._service)
+        service = self._service
+        progress = await service.control.progress(service.timings.progress_s)
+        health = health_of(service, progress)
         await reply.body(_encode(health), status=200 if health.ok else 503)
 
     async def metrics(self, scope: Scope, reply: Reply) -> None:

@@ -41,8 +41,9 @@ def control_routes(service: Service) -> list[Route]:
         if asked.level != 1:
             raise RequestError(
                 501,
-                f"level {asked.level} is not supported; level 1 gives back all memory of weights "
-                "and KV cache, and keeps the weights in a file meanwhile",
+                f"level {asked.level} is not supported: what it drops no wake could bring back "
+                "without a load; level 1 gives back the memory of weights and KV cache alike, and "
+                "keeps the weights in a file meanwhile",
                 param="level",
             )
         return await control.release(asked.tags)

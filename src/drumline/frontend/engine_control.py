@@ -20,6 +20,7 @@ from drumline.frontend.engine_link import EngineLink
 from drumline.frontend.web.errors import as_request_error
 from drumline.wire.control import YES
 from drumline.wire.output import ControlReplySlim
+from drumline.wire.progress import PROGRESS, Progress, decode_progress
 
 _FROM_DISK = "update_weight_from_disk"
 
@@ -62,6 +63,8 @@ class Control(Protocol):
     async def weight_version(self) -> str: ...
 
     async def weight_rows(self, name: str, count: int) -> Raw: ...
+
+    async def progress(self, timeout_s: float) -> tuple[Progress | None, ...]: ...
 
     async def states(self) -> list[Raw]: ...
 
@@ -200,6 +203,17 @@ class EngineControl:
                 raise RequestError(400, reason, param="name", code="invalid_parameter")
         told = [reply.message or "[]" for reply in replies]
         return Raw((told[0] if len(told) == 1 else f"[{','.join(told)}]").encode())
+
+    async def progress(self, timeout_s: float) -> tuple[Progress | None, ...]:
+        """Return where each engine is, as its end of the link says; None where it does not.
+
+        Nothing, where one of them says no word within the time.
+        """
+        try:
+            replies = await self._engine.call(PROGRESS, timeout_s=timeout_s)
+        except PeerError:
+            return ()
+        return tuple(decode_progress(reply.message) for reply in replies)
 
     async def states(self) -> list[Raw]:
         """Return how each engine stands. Raises RequestError 501 where one cannot say."""

@@ -1,10 +1,12 @@
 """Whether this server can answer, and whether its engine gets on."""
 
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from msgspec import Struct
 
 from drumline.frontend.service import Service
+from drumline.wire.progress import Progress
 
 
 class Health(Struct, frozen=True):
@@ -14,14 +16,16 @@ class Health(Struct, frozen=True):
     reason: str | None = None
     in_flight: int = 0
     last_output_age_s: float | None = None
+    rounds: tuple[int | None, ...] = ()
+    """By rank, the one it is in; empty where that was not heard."""
 
     @property
     def ok(self) -> bool:
         return self.status == "ok"
 
 
-def health_of(service: Service) -> Health:
-    """Return the health of `service` now.
+def health_of(service: Service, progress: Sequence[Progress | None] = ()) -> Health:
+    """Return the health of `service` now, with what its engines say of their `progress`.
 
     Work that runs without any output for `stall_s` is a stall; an engine without
     work may be silent for as long as it likes, so the age that counts begins when it
@@ -35,21 +39,30 @@ def health_of(service: Service) -> Health:
         return Health("engine_dead", "the engine's process ended or closed its link", in_flight)
     if engine.weights_lost is not None:
         return Health("weights_lost", engine.weights_lost, in_flight)
+    rounds = tuple(None if each is None else each.round for each in progress)
     silent = min(age, engine.busy_s, service.control.serving_s)
     if silent > service.timings.stall_s:
-        loads = engine.loads
-        if loads:
-            running = [f"rank {rank} runs {load.num_running}, {load.num_waiting} wait"
-                       for rank, load in enumerate(loads)]  # fmt: skip
-            said = "; ".join(running)
-        else:
-            said = "and no load report for 3 s either"
+        said = "; ".join(_told(service, progress))
         return Health(
             "stalled",
             f"{engine.in_flight} requests in flight and no output for {silent:.0f} s: {said}",
             in_flight,
             age,
+            rounds,
         )
     if live.draining:
-        return Health("draining", "the server is shutting down", in_flight, age)
-    return Health("ok", None, in_flight, age)
+        return Health("draining", "the server is shutting down", in_flight, age, rounds)
+    return Health("ok", None, in_flight, age, rounds)
+
+
+def _told(service: Service, progress: Sequence[Progress | None]) -> Iterator[str]:
+    """Return what is known of each rank while nothing comes of it."""
+    loads = service.engine.loads
+    for rank in range(service.engine.engines):
+        known = []
+        if loads:
+            known.append(f"runs {loads[rank].num_running}, {loads[rank].num_waiting} wait")
+        where = progress[rank] if progress else None
+        if where is not None:
+            known.append(f"is in round {where.round} for {where.seconds:.1f} s")
+        yield f"rank {rank} {', '.join(known) or 'says nothing'}"

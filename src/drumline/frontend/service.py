@@ -38,6 +38,8 @@ class Timings(Struct, frozen=True, kw_only=True):
     """How long engines have to say what is in their caches."""
     control_s: float = 600.0
     """How long a control operation may take, such as a pause that waits for long answers."""
+    progress_s: float = 0.5
+    """How long engines have to say in which round they are."""
     probe_s: float = 20.0
     """How long engines have to make the token that a probe asks for."""
 

@@ -31,6 +31,7 @@ from drumline.wire.control import (
 from drumline.wire.frames import Call
 from drumline.wire.handshake import Addresses, Init, decode_greeting, decode_registration
 from drumline.wire.output import ENGINE_CORE_DEAD
+from drumline.wire.progress import decode_progress
 from drumline.wire.request import TokenizedGenerateReqInput
 from drumline.wire.sampling import SamplingParams
 
@@ -229,6 +230,20 @@ async def test_a_call_is_answered_under_its_id():
         link.reply(CallReply(1, success=False, message="busy"))
         (reply,) = await call
         assert (reply.call_id, reply.success, reply.message) == (1, False, "busy")
+
+
+def test_the_link_says_where_the_loop_is_though_it_hears_nothing():
+    with bare_link() as (frontend, link):
+        for _ in range(3):
+            link.receive(0)
+        for asked in (1, 2):
+            frontend.send(b"\x02", encode([asked, "progress", []]))
+            tag, call_id, success, message, _ = frontend.output()
+            assert (tag, call_id, success) == ("ControlReplySlim", asked, True)
+            told = decode_progress(message)
+            assert told.round == 3
+            assert 0 <= told.seconds < TIMEOUT_S
+        assert link.receive(0) == [], "no round is told of it"
 
 
 def test_waiting_ends_when_a_message_arrives():

@@ -33,7 +33,11 @@ async def test_health_tells_a_stall_from_idleness(embedded):
         stalled = await it.http.get("/health")
         assert (stalled.status_code, stalled.json()["status"]) == (503, "stalled")
         assert "1 requests in flight and no output for 0 s" in stalled.json()["reason"]
-        assert "rank 0" in stalled.json()["reason"]
+        assert "rank 0 runs 0, 0 wait, is in round 7 for 1.5 s" in stalled.json()["reason"]
+        assert stalled.json()["rounds"] == [7]
+        it.fake.lost = True
+        stalled = await it.http.get("/health")
+        assert (stalled.status_code, stalled.json()["rounds"]) == (503, [])
         it.fake.held.clear()
         await waiting
         assert (await it.http.get("/health")).status_code == 200

@@ -176,6 +176,7 @@ async def test_states_settings_and_profiles_go_through_a_worker(embedded):
         assert (await http.post("/start_profile", json={"num_steps": 2})).json()["success"]
         assert server.fake.calls[-1][1]["num_steps"] == 2
         assert (await http.post("/stop_profile")).json()["message"] == "recorded"
+        assert (await http.get("/health")).json()["rounds"] == [7]
 
 
 @run

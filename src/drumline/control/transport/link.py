@@ -54,6 +54,7 @@ from drumline.wire.handshake import (
     identity_of,
 )
 from drumline.wire.output import ENGINE_CORE_DEAD, ControlReplySlim
+from drumline.wire.progress import PROGRESS, Progress, encode_progress
 
 log = logging.getLogger(__name__)
 
@@ -91,6 +92,8 @@ class Transport:
         self._outbox: deque[tuple[OutputColumns, Load] | CallReply] = deque()
         self._natives: dict[int, NativeRequest] = {}
         self._native_calls = 0
+        self._rounds = 0
+        self._round_since_us = self._clock.now_us()
         self._woken = False
         self._stopping = False
         self._registered = threading.Event()
@@ -128,7 +131,12 @@ class Transport:
         return self._failure
 
     def receive(self, wait_s: float) -> list[Message]:
-        """Return what arrived, in order. Waits up to `wait_s` for the first message."""
+        """Return what arrived, in order. Waits up to `wait_s` for the first message.
+
+        Once a round: this counts them, to say where the loop is while it is busy or stuck.
+        """
+        self._rounds += 1
+        self._round_since_us = self._clock.now_us()
         if not self._inbox and (wait_s <= 0 or self._ended.is_set()):
             return []
         with self._arrived:
@@ -369,12 +377,19 @@ class Transport:
             self._put(outputs, self._reply(CallReply(call_id, success=False, message=refusal)))
             return None
         if isinstance(asked, Call):
+            if asked.method == PROGRESS:
+                self._put(outputs, self._reply(CallReply(asked.call_id, True, self._progress())))
+                return None
             return CallAsked(asked.call_id, asked.method, tuple(asked.args))
         # Operations without an id get one below those that frontends give.
         self._native_calls += 1
         self._natives[-self._native_calls] = asked
         method, args = call_of(asked)
         return CallAsked(-self._native_calls, method, args)
+
+    def _progress(self) -> str:
+        since_us = self._clock.now_us() - self._round_since_us
+        return encode_progress(Progress(self._rounds, max(0, since_us) / 1e6))
 
     def _flush(self, outputs: "zmq.Socket[bytes]") -> None:
         outbox = self._outbox

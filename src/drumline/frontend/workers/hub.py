@@ -48,7 +48,7 @@ _ASK_S = 2.0
 STEERING = frozenset(
     {"pause", "resume", "paused", "release", "wake", "sleeping", "load_weights",
      "join_weight_group", "leave_weight_group", "rename_weights", "weight_rows",
-     "weight_version", "states", "adjust", "start_profile", "stop_profile", "flush"}
+     "weight_version", "progress", "states", "adjust", "start_profile", "stop_profile", "flush"}
 )  # fmt: skip
 """The operations of `EngineControl` that workers may ask for."""
 

@@ -46,6 +46,7 @@ from drumline.frontend.workers.messages import (
     decode_from_owner,
 )
 from drumline.wire.output import ControlReplySlim
+from drumline.wire.progress import Progress
 from drumline.wire.request import TokenizedGenerateReqInput
 
 log = logging.getLogger(__name__)
@@ -265,6 +266,14 @@ class SharedControl:
 
     async def weight_rows(self, name: str, count: int) -> Raw:
         return Raw((await self._asked("weight_rows", name, count)).encode())
+
+    async def progress(self, timeout_s: float) -> tuple[Progress | None, ...]:
+        """Return where each engine is; nothing, where that is not told within the time."""
+        try:
+            told = await self._link.ask(Steer("progress", [timeout_s], {}), timeout_s + _MARGIN_S)
+        except PeerError:
+            return ()
+        return msgspec.convert(told, tuple[Progress | None, ...])
 
     async def states(self) -> list[Raw]:
         return [Raw(state.encode()) for state in await self._asked("states")]
