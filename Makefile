@@ -41,7 +41,7 @@ fmt: $(VENV)/.dev ## format in place
 bench: $(VENV)/.dev ## benchmarks, as a table and as JSON in benchmarks/results
 	$(BIN)/python benchmarks/run.py $(ARGS)
 
-soak: $(VENV)/.dev ## long random runs: the scheduler beside the published one, grammars, the embedded model short of memory, ranks killed and stopped, fifty sleeps, weights swapped forty times, restless clients, a million rounds for memory
+soak: $(VENV)/.dev ## long random runs: the scheduler beside the published one, grammars, the embedded model short of memory, ranks killed and stopped, two machines, fifty sleeps, weights swapped forty times, restless clients, a million rounds for memory
 	DRUMLINE_SOAK_EVENTS=5000 DRUMLINE_SOAK_EXAMPLES=1000 DRUMLINE_SOAK_LIVES=10 DRUMLINE_SOAK_ROUNDS=1000000 $(BIN)/pytest -o faulthandler_timeout=7200 tests/unit/scheduler $(ARGS)
 	DRUMLINE_SOAK_WALKS=20 DRUMLINE_SOAK_GRAMMARS=5000 $(BIN)/pytest -o faulthandler_timeout=7200 tests/unit/grammar/test_suite_walks.py tests/unit/grammar/test_fuzz.py $(ARGS)
 	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE DRUMLINE_SOAK_ENDS=3 $(BIN)/pytest tests/e2e/test_ranks_that_end.py $(ARGS)

@@ -5,7 +5,6 @@ about the rest. A flag that drumline learns leaves this table.
 """
 
 _NO_STAGES = "there are no pipeline stages and no expert-parallel ranks in this version"
-_ONE_MACHINE = "an engine runs on one machine in this version"
 _CHECKPOINT = "leave it out, the checkpoint says it"
 _TOKENIZER = "the tokenizer is the checkpoint's own"
 _NO_ADAPTERS = "adapters are not loaded; merge them into the checkpoint"
@@ -24,9 +23,7 @@ EQUIVALENTS: dict[str, str] = {
     "-pp": _NO_STAGES,
     "--enable-expert-parallel": _NO_STAGES,
     "--expert-parallel-size": _NO_STAGES,
-    "--nnodes": _ONE_MACHINE,
-    "--node-rank": _ONE_MACHINE,
-    "--data-parallel-size-local": "leave it out, all ranks run on this machine",
+    "--data-parallel-size-local": "use --nprocs-per-node",
     "--uvicorn-log-level": "use --log-level",
     "--disable-log-requests": _LESS_LOG,
     "--no-enable-log-requests": _LESS_LOG,

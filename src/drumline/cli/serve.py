@@ -1,6 +1,11 @@
 """`drumline serve`."""
 
+import os
+
+from msgspec.structs import replace
+
 from drumline.cli.verbs import Serve
+from drumline.core.slurm import placed
 from drumline.launcher import serve as launcher
 from drumline.launcher.behind_gateway import serve_behind_gateway
 from drumline.launcher.headless import serve_headless
@@ -8,11 +13,12 @@ from drumline.launcher.headless import serve_headless
 
 def serve(choices: Serve) -> int:
     """Serve until a signal ends it; return the exit status."""
-    if choices.config.frontend.headless:
-        return serve_headless(choices.config, _say)
-    if choices.config.frontend.gateway is not None:
-        return serve_behind_gateway(choices.config, _say)
-    return launcher.serve(choices.config, _say)
+    config = replace(choices.config, parallel=placed(choices.config.parallel, os.environ))
+    if config.frontend.headless or config.parallel.node > 0:
+        return serve_headless(config, _say)
+    if config.frontend.gateway is not None:
+        return serve_behind_gateway(config, _say)
+    return launcher.serve(config, _say)
 
 
 def _say(line: str) -> None:

@@ -453,6 +453,7 @@ class EngineClient:
         socket = self._context.socket(kind)
         self._sockets.append(socket)
         socket.set_hwm(0)
+        socket.ipv6 = "[" in address
         socket.bind(address)
         return socket
 

@@ -52,6 +52,8 @@ class Mesh:
         self._seat = seat
         self._settings = settings
         self._refused = links.refused
+        self.host = links.host
+        """The address of this machine that the other ranks reach."""
         self._lines = {
             rank: Line(seat.index, rank, connection) for rank, connection in links.lines.items()
         }

@@ -46,6 +46,8 @@ class Links(Struct):
     lines: dict[int, socket.socket]
     pulses: dict[int, socket.socket]
     refused: int = 0
+    host: str = ""
+    """The address of this machine that the others reach."""
 
     def of(self, purpose: Purpose) -> dict[int, socket.socket]:
         """Return the connections of one purpose."""
@@ -99,6 +101,7 @@ class _Meeting:
         """Be rank 0: wait for all, hand out the table, take their pulses."""
         size = self._seat.size
         listener = listener or listen(parse_address(self._seat.address), size)
+        self.links.host = listener.getsockname()[0]
         door = Door(listener, self._seat, self._settings, self._clock)
         with contextlib.closing(door):
             guests: dict[int, Guest] = {}
@@ -123,7 +126,7 @@ class _Meeting:
         line = self._dial(0, first)
         self.links.lines[0] = line
         # The interface that reaches rank 0 is the one the others can reach.
-        host: str = line.getsockname()[0]
+        host = self.links.host = line.getsockname()[0]
         listener = listen(Address(host, 0), size)
         own = Address(host, listener.getsockname()[1])
         door = Door(listener, self._seat, self._settings, self._clock)
@@ -155,8 +158,8 @@ class _Meeting:
                 yield guest
             self.links.refused = door.refused
             if missing:
-                names = ", ".join(str(rank) for rank in sorted({rank for _, rank in missing}))
-                self._check_time(f"ranks {names} of {self._seat.size} are missing")
+                who = self._seat.named({rank for _, rank in missing})
+                self._check_time(f"ranks {who} are missing")
 
     def _table(self, line: socket.socket) -> list[str]:
         """Return every other rank's address, once rank 0 knows them all."""
@@ -211,7 +214,8 @@ class _Meeting:
                     return connection
                 connection.close()
                 reason = "nobody listens"
-            self._check_time(f"rank {rank} cannot be reached at {address}: {reason}")
+            who = self._seat.named([rank])
+            self._check_time(f"rank {who} cannot be reached at {address}: {reason}")
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 

@@ -3,6 +3,8 @@
 It does not know how connections are made or what travels on them.
 """
 
+from collections.abc import Iterable
+
 from msgspec import Struct
 
 from drumline.core.errors import ConfigError
@@ -16,13 +18,15 @@ class Seat(Struct, frozen=True):
     """One rank's place in a mesh of `size` ranks.
 
     `address` is `host:port` of rank 0, the same on every rank. `token` is a secret that all
-    ranks share; a connection that does not show it is refused.
+    ranks share; a connection that does not show it is refused. Ranks are numbered machine by
+    machine, `node_ranks` on each; 0 where that tells nobody anything.
     """
 
     index: int
     size: int
     address: str
     token: bytes
+    node_ranks: int = 0
 
     def __post_init__(self) -> None:
         if self.size < 1:
@@ -33,6 +37,15 @@ class Seat(Struct, frozen=True):
             )
         if self.size > 1 and not self.token:
             raise ConfigError("mesh token", "empty; every rank needs the same secret")
+
+    def named(self, ranks: Iterable[int]) -> str:
+        """Return the numbers of ranks, and where they run: `2, 3 of 4 (node 1)`."""
+        numbers = sorted(ranks)
+        text = f"{', '.join(map(str, numbers))} of {self.size}"
+        if not self.node_ranks:
+            return text
+        nodes = sorted({number // self.node_ranks for number in numbers})
+        return f"{text} (node{'s' * (len(nodes) > 1)} {', '.join(map(str, nodes))})"
 
 
 class MeshSettings(Struct, frozen=True, kw_only=True):

@@ -42,6 +42,10 @@ class Layout(Struct, frozen=True):
         """Return the ranks at the same place of every replica, itself included."""
         return tuple(range(self.tensor_index(rank), self.size, self.tensor))
 
+    def leader(self, data_index: int) -> int:
+        """Return a replica's first rank, which holds the frontend's link."""
+        return data_index * self.tensor
+
     def name(self, rank: int) -> str:
         """Return how a rank is called in process lists: `rank3_tp1_dp1`."""
         parts = [f"rank{rank}"]

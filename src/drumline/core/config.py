@@ -54,6 +54,11 @@ def parse_bytes(setting: str, text: str, unit: str = "") -> int:
     return size
 
 
+def tcp(host: str, port: int | str) -> str:
+    """Return a host and port as one address: `tcp://127.0.0.1:30500`, `tcp://[::1]:30500`."""
+    return f"tcp://{f'[{host}]' if ':' in host else host}:{port}"
+
+
 class Dtype(StrEnum):
     """What weights and activations are computed in."""
 
@@ -458,13 +463,34 @@ class ParallelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ] = LoadBalance.SHORTEST_QUEUE
     nprocs_per_node: Annotated[
         Positive | None,
-        Meta(description="ranks started on this machine; all of them by default"),
+        Meta(description="ranks on each machine; all of them by default, shared out evenly"),
+    ] = None
+    nnodes: Annotated[
+        Positive | None,
+        Meta(
+            description="machines that the ranks are spread over, each of which runs this command; "
+            "those of the Slurm step by default, else 1"
+        ),
+    ] = None
+    node_rank: Annotated[
+        NotNegative | None,
+        Meta(
+            description="which of the machines this is, from 0; the first one serves, the others "
+            "run ranks only"
+        ),
     ] = None
     dist_init_addr: Annotated[
         str | None,
         Meta(
-            description="host:port where rank 0 meets the others; a free port of 127.0.0.1 by "
-            "default"
+            description="host:port of the first machine, where rank 0 meets the others; the same "
+            "on every machine; a free port of 127.0.0.1 by default"
+        ),
+    ] = None
+    dist_secret_file: Annotated[
+        str | None,
+        Meta(
+            description="a file with a secret that ranks of several machines show each other, the "
+            "same on every machine"
         ),
     ] = None
     peer_timeout: Annotated[
@@ -475,23 +501,25 @@ class ParallelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         ),
     ] = 5.0
 
-    def __post_init__(self) -> None:
-        if self.nprocs_per_node not in {None, self.world_size}:
-            raise ConfigError(
-                "--nprocs-per-node",
-                f"{self.nprocs_per_node} of {self.world_size} ranks (--tensor-parallel-size times "
-                "--data-parallel-size); an engine runs on one machine in this version",
-            )
-
     @property
     def world_size(self) -> int:
         """How many ranks there are."""
         return self.tensor_parallel_size * self.data_parallel_size
 
     @property
+    def nodes(self) -> int:
+        """How many machines there are."""
+        return self.nnodes or 1
+
+    @property
+    def node(self) -> int:
+        """Which of them this is."""
+        return self.node_rank or 0
+
+    @property
     def local_ranks(self) -> int:
-        """How many of them run on this machine."""
-        return self.nprocs_per_node or self.world_size
+        """How many ranks run on each machine."""
+        return self.nprocs_per_node or self.world_size // self.nodes
 
 
 class GrammarBackend(StrEnum):
@@ -680,8 +708,7 @@ class FrontendConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     @property
     def handshake(self) -> str:
         """The address that headless ranks dial."""
-        host = self.data_parallel_address
-        return f"tcp://{f'[{host}]' if ':' in host else host}:{self.data_parallel_rpc_port}"
+        return tcp(self.data_parallel_address, self.data_parallel_rpc_port)
 
 
 class ProcessConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from drumline.core.errors import InvariantError
+from drumline.core.errors import DrumlineError, InvariantError, PeerError
 
 T = TypeVar("T")
 
@@ -86,7 +86,8 @@ class ForwardThread:
     def submit(self, run: Callable[[], T]) -> Answer[T]:
         """Queue a task that must not fail: if it does, no later one runs.
 
-        Raises InvariantError, with the first failure as its cause, once a task failed.
+        Raises InvariantError, with the first failure as its cause, once a task failed; where that
+        was a PeerError, the same.
         """
         self.check()
         return self._put(run, vital=True)
@@ -126,7 +127,9 @@ class ForwardThread:
                 task.answer.settle(value, None)
 
 
-def _failed(cause: BaseException) -> InvariantError:
+def _failed(cause: BaseException) -> DrumlineError:
+    if isinstance(cause, PeerError):
+        return cause  # another process is gone; no promise of ours broke
     error = InvariantError(f"the forward thread failed: {type(cause).__name__}: {cause}")
     error.__cause__ = cause
     return error

@@ -7,6 +7,7 @@ all carry out the same plans. How long a member may take is not bounded here: wh
 lives is watched elsewhere.
 """
 
+import socket
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -17,6 +18,10 @@ from drumline.core.errors import ConfigError, PeerError
 
 _MEETING = timedelta(seconds=60)
 _LONGEST_WAIT = timedelta(days=7)
+
+
+class LostMemberError(PeerError):
+    """A member is gone. The library does not say which."""
 
 
 class TensorGroup(Protocol):
@@ -75,7 +80,17 @@ _torch: Any = distributed
 
 def open_store(host: str) -> Store:
     """Return a store on a free port of `host`, where a group's members meet; `port` says which."""
-    return _torch.TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=_MEETING)
+    # Left to itself, it would listen on every address of the machine.
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.create_server((host, 0), family=family)
+    return _torch.TCPStore(
+        host,
+        listener.getsockname()[1],
+        is_master=True,
+        wait_for_workers=False,
+        timeout=_MEETING,
+        master_listen_fd=listener.detach(),
+    )
 
 
 def dial_store(host: str, port: int) -> Store:
@@ -153,4 +168,6 @@ class LinkedGroup:
         try:
             work.wait()
         except RuntimeError as error:
-            raise PeerError(f"tensor-parallel rank {self.index} lost a peer: {error}") from error
+            raise LostMemberError(
+                f"tensor-parallel rank {self.index} lost a peer: {error}"
+            ) from error

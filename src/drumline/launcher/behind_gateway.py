@@ -37,7 +37,7 @@ async def _serve(config: Config, say: Say) -> int:
         # Taken early and given back: a port that is taken is named before ranks load.
         port = probe.getsockname()[1]
     config, files = prepared(config, say)
-    ranks = Ranks(on_step=steps_told(say, config.parallel.local_ranks))
+    ranks = Ranks(on_step=steps_told(say, config.parallel))
     gateway = Gateway(config, files, port)
     served = False
     try:

@@ -14,6 +14,7 @@ from drumline.core.model_files import ModelFiles, ModelFormat, read_json
 from drumline.device.models.config import DecoderConfig, context_tokens, from_gguf, from_json
 from drumline.device.page import check_granularity
 from drumline.frontend.text.chat_template import ChatTemplate, given_template
+from drumline.launcher.nodes import check_nodes
 
 RANKS_A_CORE = 8
 """More ranks than that on one processor core would only wait for each other."""
@@ -22,6 +23,7 @@ RANKS_A_CORE = 8
 def check(config: Config, files: ModelFiles) -> None:
     """Raise ConfigError naming the flag, or the file, for which there is no engine."""
     check_ranks(config.parallel, os.cpu_count() or 1)
+    check_nodes(config)
     check_model(config, decoder_of(files))
     if config.chat.chat_template is not None:
         ChatTemplate(given_template(config.chat.chat_template), bos_token="", eos_token="")
@@ -32,6 +34,11 @@ def check_ranks(parallel: ParallelConfig, cores: int) -> None:
     ranks, most = parallel.local_ranks, RANKS_A_CORE * cores
     if ranks <= most:
         return
+    if parallel.nodes > 1:
+        raise ConfigError(
+            "--nnodes",
+            f"{ranks} ranks fall on this machine; its {cores} processor cores run at most {most}",
+        )
     sizes = {
         "--tensor-parallel-size": parallel.tensor_parallel_size,
         "--data-parallel-size": parallel.data_parallel_size,

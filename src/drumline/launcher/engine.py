@@ -12,12 +12,13 @@ from msgspec.structs import replace
 
 from drumline.client.engine_client import EngineClient
 from drumline.client.routing import policy_of
-from drumline.core.config import Config, FrontendConfig, LogLevel
+from drumline.core.config import Config, FrontendConfig, LogLevel, tcp
 from drumline.core.errors import ConfigError, DrumlineError, PeerError
 from drumline.core.model_files import ModelFiles, find_model
 from drumline.frontend.service import Service
 from drumline.frontend.text.load import load_tokenizer
 from drumline.launcher.checks import check
+from drumline.launcher.nodes import frontend_host
 from drumline.launcher.ranks import OnStep, Ranks
 from drumline.wire.handshake import Registration
 
@@ -44,6 +45,8 @@ class Engine:
                 "--headless" if config.frontend.headless else "--gateway",
                 "leaves the ranks to another frontend; only `drumline serve` starts them for it",
             )
+        if config.parallel.node > 0:
+            raise ConfigError("--node-rank", "other machines than the first run `drumline serve`")
         self.files: ModelFiles = find_model(config.model.model)
         check(config, self.files)
         self.config: Config = settled(config, self.files, quiet=quiet)
@@ -81,7 +84,8 @@ class Engine:
         Raises ConfigError when the operator can mend what was met, PeerError when the engine
         failed or took longer than `--startup-timeout`.
         """
-        self.ranks.start(self.config, await self.client.bind())
+        host = frontend_host(self.config.parallel)
+        self.ranks.start(self.config, await self.client.bind(tcp(host, "*")))
         ready = await self.ranks.ready(self.config.process.startup_timeout)
         for summary, ranks in Counter(one.summary for one in ready).items():
             _log.info("%s%s", f"{ranks} ranks of " if ranks > 1 else "", summary)

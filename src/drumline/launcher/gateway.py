@@ -25,10 +25,12 @@ from drumline.core.config import (
     ReasoningParser,
     ServerConfig,
     ToolCallParser,
+    tcp,
 )
 from drumline.core.errors import ConfigError, PeerError
 from drumline.core.model_files import ModelFiles, ModelFormat
 from drumline.frontend.text.load import load_tokenizer
+from drumline.launcher.nodes import frontend_host
 
 _log = logging.getLogger(__name__)
 
@@ -44,6 +46,7 @@ _UNSAID = ServerConfig()
 _OURS_ALONE = (
     "unread_timeout",
     "admin_api_key",
+    "api_server_count",
 )
 """What this gateway has no flag for."""
 
@@ -78,14 +81,11 @@ class Gateway:
         self._config = config
         self._files = files
         self._port = port
-        self._wire = _free_port()
+        host = frontend_host(config.parallel)
+        self.handshake = tcp(host, _free_port(host))
+        """What the ranks dial."""
         self._place = tempfile.TemporaryDirectory(prefix="drumline-gateway-")
         self._process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def handshake(self) -> str:
-        """What the ranks dial."""
-        return f"tcp://{_LOOPBACK}:{self._wire}"
 
     @property
     def url(self) -> str:
@@ -115,7 +115,7 @@ class Gateway:
         server, process = self._config.server, self._config.process
         flags = [
             *("--host", server.host, "--port", str(self._port)),
-            *("--prometheus-host", _LOOPBACK, "--prometheus-port", str(_free_port())),
+            *("--prometheus-host", _LOOPBACK, "--prometheus-port", str(_free_port(_LOOPBACK))),
             *("--worker-urls", self.handshake, "--backend", "tokenspeed"),
             *("--zmq-engine-count", str(self._config.parallel.data_parallel_size)),
             *("--zmq-startup-timeout-secs", str(math.ceil(process.startup_timeout))),
@@ -233,7 +233,8 @@ def _model_for(config: Config, files: ModelFiles, place: Path) -> str:
     return str(directory.relative_to(place))
 
 
-def _free_port() -> int:
-    with socket.create_server((_LOOPBACK, 0)) as probe:
+def _free_port(host: str) -> int:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.create_server((host, 0), family=family) as probe:
         port: int = probe.getsockname()[1]
         return port

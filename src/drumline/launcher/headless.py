@@ -1,4 +1,4 @@
-"""Ranks without a server: somebody else's frontend drives them.
+"""Ranks without a server: another frontend drives them, somebody else's or the first machine's.
 
 They dial the frontend, which may start before them or after, and end with it: a link that is
 gone is not dialled again. Whoever restarts this process has its ranks register anew.
@@ -29,7 +29,8 @@ def serve_headless(config: Config, say: Say) -> int:
     Raises ConfigError for what the operator can mend, PeerError when a rank fails or the
     frontend is gone.
     """
-    setproctitle.setproctitle("drumline::headless")
+    node = f"_node{config.parallel.node}" if config.parallel.nodes > 1 else ""
+    setproctitle.setproctitle(f"drumline::headless{node}")
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve(config, say))
 
@@ -37,19 +38,26 @@ def serve_headless(config: Config, say: Say) -> int:
 async def _serve(config: Config, say: Say) -> int:
     signals = Signals(asyncio.get_running_loop())
     config, _ = prepared(config, say)
-    count = config.parallel.local_ranks
-    ranks = Ranks(on_step=steps_told(say, count))
+    ranks = Ranks(on_step=steps_told(say, config.parallel))
     served = False
     try:
-        ranks.start(config, config.frontend.handshake)
+        # Other machines than the first are told by rank 0 where the frontend is.
+        ranks.start(config, config.frontend.handshake if config.parallel.node == 0 else "")
         if await done_first(ranks.ready(config.process.startup_timeout), signals):
             served = True
-            who = "1 rank" if count == 1 else f"{count} ranks"
-            say(f"drumline serve ready: {who} for the frontend at {config.frontend.handshake}")
+            say(f"drumline serve ready: {_whose(config)}")
             await done_first(_over(ranks), signals)
     finally:
         await stop_ranks(stopping(ranks), ranks.kill, signals, served=served)
     return signals.status(served=served) if signals.first.done() else 0
+
+
+def _whose(config: Config) -> str:
+    parallel = config.parallel
+    who = "1 rank" if parallel.local_ranks == 1 else f"{parallel.local_ranks} ranks"
+    if parallel.node > 0:
+        return f"{who} of node {parallel.node} of {parallel.nodes}"
+    return f"{who} for the frontend at {config.frontend.handshake}"
 
 
 def prepared(config: Config, say: Say) -> tuple[Config, ModelFiles]:

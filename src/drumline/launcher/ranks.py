@@ -14,7 +14,6 @@ import contextlib
 import logging
 import math
 import os
-import secrets
 import signal
 import socket
 import subprocess
@@ -25,7 +24,7 @@ from operator import attrgetter
 import msgspec
 from msgspec.structs import replace
 
-from drumline.collective.door import Address, listen, parse_address
+from drumline.collective.door import Address, listen
 from drumline.contract.layout import Layout
 from drumline.contract.startup import (
     EXIT_OPERATOR,
@@ -40,6 +39,7 @@ from drumline.contract.startup import (
 )
 from drumline.core.config import Config, ServerConfig
 from drumline.core.errors import ConfigError, DrumlineError, PeerError
+from drumline.launcher.nodes import meeting_place, shared_token
 
 log = logging.getLogger(__name__)
 
@@ -99,7 +99,8 @@ class _Rank:
         else:
             how = f"ended with status {code}"
         where = "while serving" if self.ready else f"at {self.step!r}"
-        return PeerError(f"{name} {how} {where}; its log is above")
+        why = "ranks stop together when one is told to" if code == 0 else "its log is above"
+        return PeerError(f"{name} {how} {where}; {why}")
 
 
 class Ranks:
@@ -124,19 +125,23 @@ class Ranks:
         return sum(rank.steps for rank in self._ranks)
 
     def start(self, config: Config, handshake: str) -> None:
-        """Start all ranks, without waiting for any; each replica's first dials `handshake`.
+        """Start this machine's ranks, without waiting for any.
 
-        Raises ConfigError when the address where they would meet cannot be used.
+        Each replica's first dials `handshake`, as the first machine has it. Raises ConfigError
+        when the address where they would meet cannot be used.
         """
         parallel = config.parallel
         layout = Layout.of(parallel)
         with contextlib.ExitStack() as closing:
-            listener = None
+            meeting = None
             if layout.size > 1:
-                address = parallel.dist_init_addr or "127.0.0.1:0"
-                listener = closing.enter_context(_listening(address, layout.size))
-            meeting = _meeting(listener)
-            for index in range(layout.size):
+                place, token = meeting_place(parallel), shared_token(parallel)
+                listener = None
+                if parallel.node == 0:
+                    listener = closing.enter_context(_listening(place, layout.size))
+                meeting = _meeting(place, token, listener)
+            first = parallel.node * parallel.local_ranks
+            for index in range(first, first + parallel.local_ranks):
                 self._ranks.append(self._launched(config, handshake, layout, index, meeting))
                 # The socket is rank 0's.
                 meeting = meeting and replace(meeting, listener_fd=None)
@@ -343,21 +348,20 @@ def _distance(rank: _Rank) -> int:
 
 
 @contextlib.contextmanager
-def _listening(address: str, size: int) -> Iterator[socket.socket]:
+def _listening(place: Address, size: int) -> Iterator[socket.socket]:
     """Keep a socket on which rank 0 will meet the others; it inherits its own copy."""
     try:
-        listener = listen(parse_address(address), size)
+        listener = listen(place, size)
     except ConfigError as error:
         raise ConfigError("--dist-init-addr", error.reason) from None
     with listener:
         yield listener
 
 
-def _meeting(listener: socket.socket | None) -> Meeting | None:
+def _meeting(place: Address, token: str, listener: socket.socket | None) -> Meeting:
     if listener is None:
-        return None
-    address = Address(*listener.getsockname()[:2])
-    return Meeting(str(address), secrets.token_hex(16), listener.fileno())
+        return Meeting(str(place), token)
+    return Meeting(str(Address(*listener.getsockname()[:2])), token, listener.fileno())
 
 
 async def _exited(ranks: Sequence[_Rank], timeout_s: float) -> None:

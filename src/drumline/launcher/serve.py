@@ -46,7 +46,7 @@ async def _serve(config: Config, say: Say) -> int:
         )
         for listener in listeners:
             closing.enter_context(listener)
-        engine = Engine(config, quiet=False, on_step=steps_told(say, config.parallel.local_ranks))
+        engine = Engine(config, quiet=False, on_step=steps_told(say, config.parallel))
         configure("serve", engine.config.process.log_level or "info")
         if engine.files.embedded:
             say(f"no model was named: serving the embedded {engine.files.name}")

@@ -2,16 +2,18 @@
 
 from collections.abc import Callable
 
+from drumline.core.config import ParallelConfig
 from drumline.launcher.ranks import OnStep
 
 Say = Callable[[str], None]
 """Takes a line that an operator waits for."""
 
 
-def steps_told(say: Say, ranks: int) -> OnStep:
+def steps_told(say: Say, parallel: ParallelConfig) -> OnStep:
     """Return what says each step of the start-up once, whichever rank is the first at it."""
     said = set()
-    who = "rank 0" if ranks == 1 else f"{ranks} ranks"
+    ranks = parallel.local_ranks
+    who = f"rank {parallel.node}" if ranks == 1 else f"{ranks} ranks"
 
     def at(_: int, step: str) -> None:
         if step not in said:

@@ -27,6 +27,7 @@ from drumline.core.errors import InvariantError, PeerError
 _log = logging.getLogger(__name__)
 
 _WATCH_S = 0.25
+_EARLIER_S = 20.0
 LOST_GRACE_S = 2.0
 """How long a rank that lost its peers may take to notice in an exchange and say so itself."""
 
@@ -51,6 +52,15 @@ class Company:
     def leads(self) -> bool:
         """Whether this is its replica's first member, which holds the frontend's link."""
         return self.replica.index == 0
+
+    @property
+    def host(self) -> str:
+        """The address of this machine that the other ranks reach; empty for a rank alone."""
+        return "" if self._mesh is None else self._mesh.host
+
+    def told(self, text: str) -> str:
+        """Return what rank 0 says. Collective: every rank."""
+        return self._everybody.broadcast(0, text.encode()).decode()
 
     def meet(self) -> None:
         """Wait until every rank is here. Collective: every rank."""
@@ -97,6 +107,15 @@ class Company:
 
         threading.Thread(target=wait, name="mesh-watch", daemon=True).start()
 
+    def cause(self, loss: PeerError) -> PeerError:
+        """Return the error that names who is gone, where this one was noticed elsewhere first."""
+        mesh = self._mesh
+        waited_s = 0.0
+        while mesh is not None and mesh.failure is None and waited_s < LOST_GRACE_S:
+            time.sleep(_WATCH_S)
+            waited_s += _WATCH_S
+        return loss if mesh is None or mesh.failure is None else PeerError(mesh.failure)
+
     def __enter__(self) -> Self:
         return self
 
@@ -129,9 +148,17 @@ def gathered(settings: RankSettings) -> Company:
     if place.listener_fd is not None:
         listener = socket.socket(fileno=place.listener_fd)
         listener.set_inheritable(False)
-    seat = Seat(settings.rank, layout.size, place.address, bytes.fromhex(place.token))
+    seat = Seat(
+        settings.rank,
+        layout.size,
+        place.address,
+        bytes.fromhex(place.token),
+        parallel.local_ranks if parallel.nodes > 1 else 0,
+    )
+    # The launcher gives up after all of it, and knows less of who is missing.
+    patience_s = settings.config.process.startup_timeout
     patience = MeshSettings(
-        startup_timeout_s=settings.config.process.startup_timeout,
+        startup_timeout_s=max(patience_s / 2, patience_s - _EARLIER_S),
         peer_timeout_s=parallel.peer_timeout or None,
     )
     return Company(layout, settings.rank, join(seat, patience, SystemClock(), listener))

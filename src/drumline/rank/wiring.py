@@ -8,7 +8,6 @@ import signal
 import threading
 from typing import Protocol
 
-from drumline.contract.ports import Group
 from drumline.contract.specs import DeviceSpecs
 from drumline.contract.startup import RankSettings
 from drumline.control.event_loop import EventLoop, Ranks
@@ -24,6 +23,7 @@ from drumline.device.data_plane import QueuedDataPlane
 from drumline.device.forward_thread import ForwardThread
 from drumline.device.parallel import (
     LinkedGroup,
+    LostMemberError,
     TensorGroup,
     dial_store,
     open_store,
@@ -50,17 +50,21 @@ def serve(settings: RankSettings, reports: Reports, stop: threading.Event) -> No
     reports.begin("meeting the other ranks")
     with gathered(settings) as company:
         company.watch(reports.lost)
-        _serve(settings, company, reports, stop)
+        try:
+            _serve(settings, company, reports, stop)
+        except LostMemberError as error:
+            raise company.cause(error) from error
 
 
 def _serve(
     settings: RankSettings, company: Company, reports: Reports, stop: threading.Event
 ) -> None:
     config = settings.config
+    # Launchers of other machines do not know where the frontend is.
+    handshake = company.told(settings.handshake)
     reports.begin("loading the model")
     thread = ForwardThread()
-    host = settings.meeting.address.rpartition(":")[0] if settings.meeting else ""
-    device = build(config, thread, _tensor_group(thread, company.replica, host, config))
+    device = build(config, thread, _tensor_group(thread, company, config))
     specs = device.specs
     scheduler = Scheduler(SchedulerConfig.of(specs, config))
     data_plane = QueuedDataPlane(device.handle, thread)
@@ -71,7 +75,7 @@ def _serve(
     if company.leads:
         reports.begin("meeting the frontend")
         transport = Transport(
-            settings.handshake,
+            handshake,
             registration_of(
                 specs,
                 config,
@@ -161,20 +165,22 @@ def check_ended(link: Link) -> None:
         raise PeerError(f"the link to the frontend ended: {link.failure}")
 
 
-def _tensor_group(
-    thread: ForwardThread, replica: Group, host: str, config: Config
-) -> TensorGroup | None:
+def _tensor_group(thread: ForwardThread, company: Company, config: Config) -> TensorGroup | None:
     """Return the group that computes this replica's forwards, made on the forward thread.
 
     Collective: over the replica, which tells each other where to meet.
     """
     thread.call(lambda: share_processors(config.parallel.local_ranks))
+    replica, host = company.replica, company.host
     if replica.size == 1:
         return None
-    store = thread.call(lambda: open_store(host)) if replica.index == 0 else None
-    port = int(replica.broadcast(0, str(store.port).encode() if store is not None else b""))
+    store = thread.call(lambda: open_store(host)) if company.leads else None
+    place = f"{host}:{store.port}" if store is not None else ""
+    where, _, port = replica.broadcast(0, place.encode()).decode().rpartition(":")
     return thread.call(
-        lambda: LinkedGroup(store or dial_store(host, port), replica.index, replica.size, host=host)
+        lambda: LinkedGroup(
+            store or dial_store(where, int(port)), replica.index, replica.size, host=host
+        )
     )
 
 

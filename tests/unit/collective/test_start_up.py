@@ -44,6 +44,7 @@ class Arrivals:
 
     def start(self, index, name=None, **changes):
         seat = {"index": index, "size": self.size, "address": self.address, "token": TOKEN}
+        seat |= {"node_ranks": 0}
         seat |= {key: value for key, value in changes.items() if key in seat}
         settings = changes.get("settings", self.settings)
         listener = self.listener if seat["index"] == 0 else None
@@ -73,10 +74,23 @@ def test_who_is_missing_is_named_to_everybody_and_reported_before(caplog):
     assert any("rank 0 waits" in m and "ranks 1, 3 of 4" in m for m in caplog.messages)
 
 
+def test_the_machines_of_who_is_missing_are_named_where_there_are_several():
+    with Arrivals(6) as arrivals:
+        arrivals.start(0, node_ranks=2)
+        arrivals.start(1, node_ranks=2)
+        arrivals.start(4, node_ranks=2)
+        told = str(arrivals.outcome(0))
+    assert "ranks 2, 3, 5 of 6 (nodes 1, 2) are missing" in told
+    free, address = listening()
+    free.close()
+    with pytest.raises(PeerError, match=r"rank 0 of 4 \(node 0\) cannot be reached"):
+        join(Seat(2, 4, address, TOKEN, 2), QUICK, SystemClock())
+
+
 def test_a_first_rank_that_never_comes_is_named():
     free, address = listening()
     free.close()
-    with pytest.raises(PeerError, match=rf"rank 0 cannot be reached at {address}: .*refused"):
+    with pytest.raises(PeerError, match=rf"rank 0 of 2 cannot be reached at {address}: .*refused"):
         join(Seat(1, 2, address, TOKEN), QUICK, SystemClock())
 
 

@@ -5,6 +5,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from torch import distributed
@@ -15,7 +16,7 @@ from drumline.core.model_files import find_model
 from drumline.device import budget
 from drumline.device.models.checkpoint import open_checkpoint
 from drumline.device.models.shard import most_kv_heads, shard_of
-from drumline.device.parallel import LinkedGroup
+from drumline.device.parallel import LinkedGroup, dial_store, open_store
 
 from .conftest import FAMILIES
 from .test_models import Loaded, assert_close
@@ -29,6 +30,19 @@ def groups(pool, size):
     return list(
         pool.map(lambda index: LinkedGroup(store, index, size, host="127.0.0.1"), range(size))
     )
+
+
+def test_a_store_listens_on_the_address_it_was_given_and_on_no_other():
+    store = open_store("127.0.0.1")
+    met = dial_store("127.0.0.1", store.port)
+    met.set("here", "yes")
+    assert store.get("here") == b"yes"
+    listens = [
+        link.laddr
+        for link in psutil.Process().net_connections("tcp")
+        if link.status == psutil.CONN_LISTEN and link.laddr.port == store.port
+    ]
+    assert [place.ip for place in listens] == ["127.0.0.1"]
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,7 @@ def test_a_gateway_that_is_not_installed_is_named_with_what_brings_it(monkeypatc
     [
         ({"server": ServerConfig(admin_api_key="x")}, "--admin-api-key"),
         ({"server": ServerConfig(unread_timeout=5.0)}, "--unread-timeout"),
+        ({"server": ServerConfig(api_server_count=2)}, "--api-server-count"),
         ({"server": ServerConfig(api_key=("a", "b"))}, "--api-key"),
         ({"server": ServerConfig(api_key=("a",), api_key_file="f")}, "--api-key"),
         ({"chat": ChatConfig(tool_call_parser=ToolCallParser.NONE)}, "--tool-call-parser"),

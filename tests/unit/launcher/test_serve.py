@@ -1,11 +1,12 @@
 """What the operator is told while a server starts."""
 
+from drumline.core.config import ParallelConfig
 from drumline.launcher.telling import steps_told
 
 
 def told(ranks: int, *reports: tuple[int, str]) -> list[str]:
     lines: list[str] = []
-    at = steps_told(lines.append, ranks)
+    at = steps_told(lines.append, ParallelConfig(data_parallel_size=ranks))
     for rank, step in reports:
         at(rank, step)
     return lines

@@ -2,10 +2,11 @@
 
 import pytest
 from msgspec.structs import replace
+from tests.fakes.meshes import meshes
 
 from drumline.collective.in_process import run_ranks
 from drumline.contract.layout import Layout
-from drumline.core.errors import InvariantError
+from drumline.core.errors import InvariantError, PeerError
 from drumline.rank.company import Company
 from drumline.replay.simulator import small_specs
 
@@ -53,8 +54,15 @@ def test_the_first_of_each_replica_leads_and_groups_gather_who_they_should():
     ]
 
 
+def test_what_the_first_rank_says_all_are_told():
+    told = among(Layout(2, 2), lambda company: company.told(f"rank {company.rank} knows"))
+    assert told == ["rank 0 knows"] * 4
+
+
 def test_a_rank_that_is_alone_meets_itself():
     company = Company(Layout(), 0, None)
+    assert company.told("all") == "all"
+    assert company.host == ""
     company.compare(small_specs())
     company.meet()
     with company:
@@ -80,3 +88,12 @@ def test_replicas_may_have_other_pools_but_not_another_model():
 
     with pytest.raises(InvariantError, match=r"serves .*m1"):
         among(Layout(1, 2), act)
+
+
+def test_who_is_gone_is_named_by_the_mesh_where_a_library_noticed_first():
+    loss = PeerError("rank 0 lost a peer")
+    with meshes(2) as (first, second):
+        company = Company(Layout(2, 1), 0, first)
+        second.fail("it fell")
+        assert "rank 1 stopped: it fell" in str(company.cause(loss))
+    assert Company(Layout(), 0, None).cause(loss) is loss

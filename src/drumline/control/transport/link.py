@@ -222,6 +222,7 @@ class Transport:
         socket = context.socket(kind)
         sockets.append(socket)
         socket.set_hwm(0)
+        socket.ipv6 = True  # for addresses that need it; others are dialled as ever
         if kind == zmq.DEALER:
             socket.setsockopt(zmq.IDENTITY, identity_of(self._engine_index))
         # A peer machine that vanishes closes nothing; the kernel's probes find out.
