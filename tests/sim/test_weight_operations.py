@@ -154,6 +154,23 @@ def test_a_group_that_one_rank_cannot_join_has_no_rank(layout, poor):
         assert owner.answer(f"r{engine}-40").cached_tokens == 16
 
 
+@pytest.mark.parametrize("layout", [layout for layout in LAYOUTS if layout.size > 1])
+def test_a_group_that_sent_to_some_ranks_only_is_over_on_all(layout):
+    def plant(rank, sim):
+        if rank == layout.size - 1:
+            sim.plane.broken["b"] = "it did not come"
+
+    calls = [(20, *joining(layout)), (22, *sending("a")), (24, *sending("b")), (26, *sending("a"))]
+    fleet = run(layout, calls, plant)
+    fleet.check()
+    for sim in fleet.sims.values():
+        assert (sim.plane.weights, sim.plane.groups) == ("a", {})
+    for engine in range(layout.data):
+        told = said(fleet.owner(engine))
+        assert [told[call][0] for call in range(4)] == [True, True, False, False]
+        assert told[3][1] == "there is no group weight_update_group"
+
+
 def test_a_group_without_room_for_all_ranks_is_joined_by_none():
     layout = Layout(2, 2)
     fleet = run(layout, [(20, *joining(layout, 1, world_size=4))])

@@ -8,7 +8,8 @@ Thread: forward thread only.
 """
 
 import difflib
-from collections.abc import Iterable, Iterator, Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import assert_never
 
 import torch
@@ -83,6 +84,8 @@ class ServingWeights:
         self._groups: dict[str, TrainerGroup] = {}
         self._opened: Checkpoint | _Tensors | SentWeights | None = None
         self._new: Loaded | _Staged | None = None
+        self._received_from: str | None = None
+        """The group that sent what is loaded."""
 
     @property
     def store(self) -> WeightStore:
@@ -112,7 +115,8 @@ class ServingWeights:
                     self._new = self._loader.load(opened)
                 case _Tensors(tensors=tensors):
                     self._new = self._staged(tensors.items())
-                case SentWeights():
+                case SentWeights(group=group):
+                    self._received_from = group
                     self._new = self._staged(self._received(opened))
                 case None:
                     raise InvariantError("weights are loaded that were not opened")
@@ -124,7 +128,11 @@ class ServingWeights:
     def settle(self, taken: bool) -> None:
         """Serve what was loaded, or let go what was opened and loaded."""
         new, self._new, self._opened = self._new, None, None
+        group, self._received_from = self._received_from, None
         if not taken:
+            if group is not None:
+                # Some members may have received what others did not: they are not in step any more.
+                self.leave(group)
             return
         match new:
             case Loaded():
@@ -229,7 +237,7 @@ class ServingWeights:
         """Raise RefusedError naming the first that does not fit, ConfigError without room."""
         if not named:
             raise RefusedError("no tensor is named; an update has one at least")
-        needed = 0
+        needed = largest = 0
         for name, (dtype, shape) in named.items():
             place = self._place(name)
             if dtype not in _FLOATS:
@@ -239,8 +247,10 @@ class ServingWeights:
                     f"{name} has shape {list(shape)}; here it is {list(place.shape)}"
                 )
             needed += place.out.nbytes
+            largest = max(largest, math.prod(shape) * _FLOATS[dtype].itemsize)
         if not self._discards:
-            self._loader.check_room(what, needed)
+            # One at a time is whole here before this rank's part of it is kept.
+            self._loader.check_room(what, needed + largest)
 
     # How it is loaded
 
@@ -248,12 +258,10 @@ class ServingWeights:
         """Yield the tensors that a trainer sends. Raises RefusedError once it does not."""
         group = self._groups[sent.group]
         for number, each in enumerate(sent.tensors, 1):
-            tensor = torch.empty(each.shape, dtype=_FLOATS[each.dtype])
+            tensor = _room_for(each.name, each.shape, _FLOATS[each.dtype])
             try:
                 group.receive(tensor)
             except PeerError as error:
-                # Members of a group that broke off are not in step any more.
-                self.leave(sent.group)
                 raise RefusedError(
                     f"{each.name}, {number} of {len(sent.tensors)}, did not come, and group "
                     f"{sent.group} is over: {error}"
@@ -269,10 +277,11 @@ class ServingWeights:
         written: dict[int, tuple[str, Tensor]] = {}
         for name, tensor in tensors:
             place = self._place(name)
-            new = place.out if self._discards else torch.empty_like(place.out)
+            out = place.out
+            new = out if self._discards else _room_for(name, out.shape, out.dtype)
             earlier = written.get(id(place))
-            part = place.part(tensor).to(new.dtype)
-            if earlier is not None and not torch.equal(part, earlier[1]):
+            part = place.part(tensor)
+            if earlier is not None and not torch.equal(part.to(new.dtype), earlier[1]):
                 raise RefusedError(
                     f"{name} and {earlier[0]} are one weight of this model, and differ"
                 )
@@ -281,3 +290,11 @@ class ServingWeights:
             if not self._discards:
                 writes.append((place.out, new))
         return _Staged(writes)
+
+
+def _room_for(name: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Return host memory for a tensor. Raises RefusedError when there is none left."""
+    try:
+        return torch.empty(tuple(shape), dtype=dtype)
+    except RuntimeError as error:
+        raise RefusedError(f"no memory for {name} of shape {list(shape)}") from error

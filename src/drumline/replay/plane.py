@@ -135,6 +135,7 @@ class PagedPlane:
         self._recording: Recording | None = None
         self._opened: str | None = None
         self._loaded: str | None = None
+        self._source: NewWeights | None = None
 
     def take_forwards(self) -> list[DpRound | None]:
         """Return what was agreed of each forward, real or idle, since the last call."""
@@ -253,6 +254,7 @@ class PagedPlane:
         if isinstance(source, SentWeights) and source.group not in self.groups:
             return f"there is no group {source.group}"
         self._opened = named(source)
+        self._source = source
         return self.unreadable.get(self._opened)
 
     def load_weights(self) -> str | None:
@@ -270,6 +272,8 @@ class PagedPlane:
             if self._loaded is None or self._loaded in self.broken:
                 raise InvariantError(f"{self._loaded} is taken")
             self.weights = self._loaded
+        elif self._loaded is not None and isinstance(self._source, SentWeights):
+            self.groups.pop(self._source.group, None)
         self._opened = self._loaded = None
 
     def join_weight_group(self, group: WeightGroup) -> str | None:

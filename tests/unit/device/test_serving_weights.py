@@ -8,6 +8,14 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    rule,
+    run_state_machine_as_test,
+)
 from msgspec.structs import replace
 
 from drumline.contract.regions import Region
@@ -351,6 +359,18 @@ def test_a_trainer_that_breaks_off_leaves_the_old_weights_serving(
     assert rig.generate(1, "a", PROMPT, 3)
 
 
+def test_a_rank_that_received_all_where_another_one_did_not_leaves_the_group(rig, trainers):
+    trainer = trainers(OTHERS[QUERY])
+    rig.plane.join_weight_group(membership(trainer))
+    assert rig.plane.open_weights(announced(QUERY)) is None
+    rig.plane.settle_weights(False)
+    assert rig.plane.open_weights(announced(QUERY)) is None, "nothing was received before"
+    assert rig.plane.load_weights() is None
+    rig.plane.settle_weights(False)
+    assert not torch.equal(rows(rig.plane, QUERY), OTHERS[QUERY])
+    assert rig.plane.open_weights(announced(QUERY)).startswith("there is no group")
+
+
 def test_a_trainer_that_never_comes_is_waited_for_only_so_long(rig, trainers):
     began = time.perf_counter()
     port = free_port()
@@ -424,3 +444,68 @@ def test_a_checkpoint_is_read_once_the_old_weights_are_gone(discarding, checkpoi
     rig.plane.settle_weights(False)
     with pytest.raises(InvariantError, match="the weights were discarded"):
         rig.plane.open_weights(DiskWeights(str(directory)))
+
+
+class Updates(RuleBasedStateMachine):
+    """Whatever is sent, refused, let go or taken, a rank's part of a weight is what was taken last.
+
+    Two ranks of one model, asked the same: where one of them may not go on, neither does.
+    """
+
+    directory = None
+
+    @initialize()
+    def start(self):
+        self.members = [seated(self.directory, index, 2) for index in range(2)]
+        self.model = safetensors.torch.load_file(self.directory / "model.safetensors")
+        self.drawn = 0
+
+    def new(self, name):
+        self.drawn += 1
+        generator = torch.Generator().manual_seed(self.drawn)
+        return torch.randn(self.model[name].shape, generator=generator)
+
+    @rule(
+        names=st.sets(st.sampled_from(sorted(OTHERS)), min_size=1, max_size=4), taken=st.booleans()
+    )
+    def update(self, names, taken):
+        tensors = {name: self.new(name) for name in sorted(names)}
+        update = TensorWeights(safetensors.torch.save(tensors))
+        for member in self.members:
+            assert member.open(update) is None
+        for member in self.members:
+            assert member.load() is None
+        for member in self.members:
+            member.settle(taken)
+        if taken:
+            self.model |= tensors
+
+    @rule(name=st.sampled_from(sorted(OTHERS)))
+    def misshapen(self, name):
+        tensors = {NORM: self.new(NORM), name: self.new(name)[1:].clone()}
+        for member in self.members:
+            assert member.open(TensorWeights(safetensors.torch.save(tensors))) is not None
+            member.settle(False)
+
+    @rule()
+    def sleep(self):
+        for member in self.members:
+            member.store.offload()
+            assert member.open(TensorWeights(b"")) is not None
+            member.settle(False)
+            member.store.restore()
+
+    @rule(name=st.sampled_from(sorted(OTHERS)), count=st.integers(1, 330))
+    def told(self, name, count):
+        assert torch.equal(together(self.members, name, count), self.model[name][:count])
+
+    def teardown(self):
+        for name, tensor in self.model.items() if hasattr(self, "model") else ():
+            assert torch.equal(together(self.members, name, 1000), tensor), name
+
+
+def test_any_order_of_updates_leaves_what_was_taken(checkpoint):
+    Updates.directory = checkpoint("llama")[1]
+    run_state_machine_as_test(
+        Updates, settings=settings(max_examples=10, stateful_step_count=12, deadline=None)
+    )
