@@ -61,12 +61,18 @@ class OutputOptions(Struct, frozen=True, kw_only=True):
     json: Annotated[bool, Meta(description="print one JSON object in place of the text")] = False
 
 
-class Profile(Struct, frozen=True, kw_only=True):
-    """Merge the profiles of several ranks into one."""
+class MergeOptions(Struct, frozen=True, kw_only=True):
+    """What becomes of them."""
 
     output: Annotated[
         str, Meta(min_length=1, description="the file to write, which must not exist")
     ] = "merged.trace.json.gz"
+
+
+class Profile(Struct, frozen=True, kw_only=True):
+    """Merge the profiles of several ranks into one."""
+
+    merge: MergeOptions = MergeOptions()
 
 
 class Serve(Struct, frozen=True, kw_only=True):

@@ -1,5 +1,6 @@
 """The command's verbs, errors and exit codes, before anything is started."""
 
+import gzip
 import os
 import signal
 import subprocess
@@ -34,6 +35,17 @@ def test_env_names_versions_and_machine(capsys):
     assert "msgspec 0" in out
 
 
+def test_profiles_are_merged_and_their_ranks_told(tmp_path, capsys):
+    trace = b'{"traceEvents": [], "baseTimeNanoseconds": 5}'
+    (tmp_path / "p-TP0.trace.json.gz").write_bytes(gzip.compress(trace))
+    merged = tmp_path / "merged"
+    assert main(["profile", "merge", str(tmp_path), "--output", str(merged)]) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert told[1].split()[:2] == ["TP0", "0"]
+    assert told[-1] == f"merged into {merged}"
+    assert merged.exists()
+
+
 @pytest.mark.parametrize("verb", ["serve", "generate", "chat"])
 def test_help_of_a_verb_lists_its_flags(verb, capsys):
     assert main([verb, "--help"]) == 0
@@ -48,6 +60,11 @@ def test_help_of_a_verb_lists_its_flags(verb, capsys):
         (["serve", "a", "--model", "b"], "MODEL: 'a' is named beside --model"),
         (["serve", "--prot", "1"], "--prot: unknown flag; did you mean --port?"),
         (["generate", "Hi", "--port", "1"], "--port: unknown flag"),
+        (["profile"], "profile: the word behind it is merge; there is none"),
+        (["profile", "split", "x"], "profile: the word behind it is merge; it is 'split'"),
+        (["profile", "merge"], "profile merge: name the traces"),
+        (["profile", "merge", "/nowhere.trace.json.gz"], "/nowhere.trace.json.gz: cannot be read"),
+        (["profile", "merge", "x", "--port", "1"], "--port: unknown flag"),
         (
             ["serve", "--kvstore-write-policy", "write_back"],
             "--kvstore-write-policy: has no effect without --enable-kvstore",
