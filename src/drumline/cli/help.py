@@ -41,7 +41,7 @@ def _entry(flag: Setting, width: int) -> list[str]:
         case Arity.SWITCH:
             spelled = f"{own}, {flag.off[0]}"
         case Arity.ONE:
-            spelled = f"{own} {'|'.join(flag.choices) or 'VALUE'}"
+            spelled = f"{own} {' | '.join(flag.choices) or 'VALUE'}"
         case Arity.MANY:
             spelled = f"{own} NAME [NAME …]"
     text = flag.help
@@ -52,7 +52,13 @@ def _entry(flag: Setting, width: int) -> list[str]:
     if others:
         text += f"; also {', '.join(others)}"
     return [
-        f"  {spelled}",
+        *textwrap.wrap(
+            spelled,
+            width,
+            initial_indent="  ",
+            subsequent_indent=f"{_INDENT}  ",
+            break_on_hyphens=False,
+        ),
         *textwrap.wrap(
             text,
             width,

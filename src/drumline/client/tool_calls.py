@@ -24,6 +24,20 @@ class CallFormat(StrEnum):
     """`{"name": …, "parameters": …}`, and nothing else; one call."""
     JSON = "json"
     """`[{"name": …, "arguments": …}]`, and nothing else."""
+    MISTRAL = "mistral"
+    """`[TOOL_CALLS][{"name": …, "arguments": …}]`."""
+    DEEPSEEK = "deepseek_v3"
+    """`function<sep>NAME`, and the arguments as JSON in a fence, between marks of their own."""
+    QWEN_XML = "qwen3_coder"
+    """`<tool_call><function=NAME><parameter=…>…</parameter></function></tool_call>`."""
+
+
+MISTRAL_BEGIN = "[TOOL_CALLS]"
+DEEPSEEK_BEGIN = "<\uff5ctool\u2581calls\u2581begin\uff5c>"
+DEEPSEEK_END = "<\uff5ctool\u2581calls\u2581end\uff5c>"
+DEEPSEEK_CALL = "<\uff5ctool\u2581call\u2581begin\uff5c>"
+DEEPSEEK_CALL_END = "<\uff5ctool\u2581call\u2581end\uff5c>"
+DEEPSEEK_SEPARATOR = "<\uff5ctool\u2581sep\uff5c>"
 
 
 class Tool(Struct, frozen=True):
@@ -75,13 +89,19 @@ def _certainly(tools: Sequence[Tool], format_: CallFormat, *, parallel: bool) ->
     # A named tool is called once, as OpenAI's API has it.
     once = not parallel or len(tools) == 1
     match format_:
-        case CallFormat.HERMES:
+        case CallFormat.HERMES | CallFormat.QWEN_XML:
+            # What XML holds is no JSON, which is all that a schema bounds; it is read as well.
             return _calls([_hermes(tool) for tool in tools], "\n", once=once)
         case CallFormat.LLAMA_JSON:
             return _calls([_call(tool, "parameters") for tool in tools], "", once=True)
         case CallFormat.JSON:
-            calls = _calls([_call(tool, "arguments") for tool in tools], ", ", once=once)
-            return {"type": "sequence", "elements": [_text("["), calls, _text("]")]}
+            return _listed(tools, "[", once=once)
+        case CallFormat.MISTRAL:
+            return _listed(tools, f"{MISTRAL_BEGIN}[", once=once)
+        case CallFormat.DEEPSEEK:
+            calls = _calls([_deepseek(tool) for tool in tools], "\n", once=once)
+            around = [_text(DEEPSEEK_BEGIN), calls, _text(DEEPSEEK_END)]
+            return {"type": "sequence", "elements": around}
 
 
 def _perhaps(tools: Sequence[Tool], format_: CallFormat, *, parallel: bool) -> dict[str, object]:
@@ -110,19 +130,34 @@ def _calls(tags: list[dict[str, object]], separator: str, *, once: bool) -> dict
     }
 
 
+def _listed(tools: Sequence[Tool], begin: str, *, once: bool) -> dict[str, object]:
+    calls = _calls([_call(tool, "arguments") for tool in tools], ", ", once=once)
+    return {"type": "sequence", "elements": [_text(begin), calls, _text("]")]}
+
+
+def _deepseek(tool: Tool) -> dict[str, object]:
+    head = f"{DEEPSEEK_CALL}function{DEEPSEEK_SEPARATOR}{tool.name}\n```json\n"
+    return _tag(tool, head, f"\n```{DEEPSEEK_CALL_END}")
+
+
 def _hermes(tool: Tool) -> dict[str, object]:
     return _call(tool, "arguments", "<tool_call>\n", "\n</tool_call>")
 
 
 def _call(tool: Tool, member: str, before: str = "", after: str = "") -> dict[str, object]:
     begin = f'{before}{{"name": {json.dumps(tool.name)}, "{member}": '
+    return _tag(tool, begin, f"}}{after}")
+
+
+def _tag(tool: Tool, begin: str, end: str) -> dict[str, object]:
+    """Return a tag around the arguments of a call."""
     none: dict[str, Any] = {"type": "object", "additionalProperties": False}
     schema = none if tool.parameters is None else tool.parameters
     return {
         "type": "tag",
         "begin": begin,
         "content": {"type": "json_schema", "json_schema": schema},
-        "end": f"}}{after}",
+        "end": end,
     }
 
 

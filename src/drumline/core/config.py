@@ -88,6 +88,10 @@ class ToolCallParser(StrEnum):
     LLAMA3 = "llama3"
     LLAMA3_JSON = "llama3_json"
     JSON = "json"
+    MISTRAL = "mistral"
+    DEEPSEEK_V3 = "deepseek_v3"
+    DEEPSEEK_V31 = "deepseek_v31"
+    QWEN3_CODER = "qwen3_coder"
 
 
 class ReasoningParser(StrEnum):

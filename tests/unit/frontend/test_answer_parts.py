@@ -6,16 +6,29 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drumline.client.tool_calls import CallFormat
+from drumline.client.tool_calls import (
+    DEEPSEEK_BEGIN,
+    DEEPSEEK_CALL,
+    DEEPSEEK_CALL_END,
+    DEEPSEEK_END,
+    CallFormat,
+)
+from drumline.client.tool_calls import DEEPSEEK_SEPARATOR as SEP
 from drumline.core.config import ChatConfig, ReasoningParser, ToolCallParser
 from drumline.frontend.parts.form import form_of
 from drumline.frontend.parts.part import Arguments, CallBegun, Reasoning, Words, joined
 from drumline.frontend.parts.reader import AnswerReader, Reading
 
-NAMES = frozenset({"get_weather", "stop"})
-HERMES = Reading(calls=CallFormat.HERMES, names=NAMES)
-LLAMA = Reading(calls=CallFormat.LLAMA_JSON, names=NAMES)
-JSON = Reading(calls=CallFormat.JSON, names=NAMES)
+TOOLS = {
+    "get_weather": {"properties": {"city": {"type": "string"}, "days": {"type": "integer"}}},
+    "stop": None,
+}
+HERMES = Reading(calls=CallFormat.HERMES, tools=TOOLS)
+LLAMA = Reading(calls=CallFormat.LLAMA_JSON, tools=TOOLS)
+JSON = Reading(calls=CallFormat.JSON, tools=TOOLS)
+MISTRAL = Reading(calls=CallFormat.MISTRAL, tools=TOOLS)
+DEEPSEEK = Reading(calls=CallFormat.DEEPSEEK, tools=TOOLS)
+QWEN_XML = Reading(calls=CallFormat.QWEN_XML, tools=TOOLS)
 THINKS = Reading(reasons=True)
 OPENED = Reading(reasons=True, opened=True)
 
@@ -34,7 +47,38 @@ OSLO = '{"city": "Os\\"l}o", "near": [{"a": 1}, "]"]}'
 WEATHER = f'{{"name": "get_weather", "arguments": {OSLO}}}'
 TAGGED = f"<tool_call>\n{WEATHER}\n</tool_call>"
 
+
+def deepseek(*calls):
+    return (
+        DEEPSEEK_BEGIN
+        + "\n".join(f"{DEEPSEEK_CALL}{each}{DEEPSEEK_CALL_END}" for each in calls)
+        + DEEPSEEK_END
+    )
+
+
+FENCED = f"function{SEP}get_weather\n```json\n{OSLO}\n```"
+XML = (
+    "<tool_call>\n<function=get_weather>\n<parameter=city>\nOs<l>o\n12\n</parameter>\n"
+    "<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>"
+)
+XML_ARGUMENTS = '{"city": "Os<l>o\\n12", "days": 3}'
+
 EXPECTED = [
+    (MISTRAL, f'[TOOL_CALLS] [{WEATHER}, {{"name": "stop", "arguments": {{}}}}]',
+     [*call(0, "get_weather", OSLO), *call(1, "stop", "{}")]),
+    (MISTRAL, f"I look.[TOOL_CALLS][{WEATHER}]",
+     [Words("I look."), *call(0, "get_weather", OSLO)]),
+    (DEEPSEEK, deepseek(FENCED, f"stop{SEP}{{}}"),
+     [*call(0, "get_weather", OSLO), *call(1, "stop", "{}")]),
+    (DEEPSEEK, "I look." + deepseek(f"get_weather{SEP}{OSLO}"),
+     [Words("I look."), *call(0, "get_weather", OSLO)]),
+    (DEEPSEEK, f"{DEEPSEEK_BEGIN}{DEEPSEEK_CALL}{FENCED}",
+     call(0, "get_weather", OSLO)),
+    (QWEN_XML, f"I look.\n\n{XML}\n<tool_call><function=stop></function></tool_call>\n",
+     [Words("I look.\n\n"), *call(0, "get_weather", XML_ARGUMENTS), *call(1, "stop", "{}")]),
+    (QWEN_XML, f"{XML} Done.", [*call(0, "get_weather", XML_ARGUMENTS), Words(" Done.")]),
+    (QWEN_XML, '<tool_call>\n{"name": "stop", "arguments": {"a": 1}}\n</tool_call>',
+     call(0, "stop", '{"a": 1}')),
     (HERMES, "No tool knows that.", [Words("No tool knows that.")]),
     (HERMES, TAGGED, call(0, "get_weather", OSLO)),
     (
@@ -78,6 +122,17 @@ EXPECTED = [
 ]  # fmt: skip
 
 MALFORMED = [
+    (MISTRAL, '[TOOL_CALLS][{"name": "fly"}]'),
+    (MISTRAL, "[TOOL_CALLS]get_weather[ARGS]{}"),
+    (DEEPSEEK, deepseek(f"fly{SEP}{{}}")),
+    (DEEPSEEK, deepseek(f"stop{SEP}[1]")),
+    (DEEPSEEK, deepseek("stop")),
+    (DEEPSEEK, f"{DEEPSEEK_BEGIN} and then"),
+    (DEEPSEEK, DEEPSEEK_BEGIN),
+    (QWEN_XML, "<tool_call>\n<function=fly>\n</function>\n</tool_call>"),
+    (QWEN_XML, "<tool_call><function=stop>loose</function></tool_call>"),
+    (QWEN_XML, "<tool_call><function=stop><parameter=a>1</parameter>"),
+    (QWEN_XML, "a <tool_cal"),
     (HERMES, "<tool_call>not JSON</tool_call>"),
     (HERMES, '<tool_call>{"name": "fly", "arguments": {}}</tool_call>'),
     (HERMES, '<tool_call>{"name": 5, "arguments": {}}</tool_call>'),
@@ -125,13 +180,13 @@ def test_arguments_come_as_they_are_written():
 
 
 def test_calls_beyond_those_that_were_asked_for_are_left_out():
-    one = Reading(calls=CallFormat.HERMES, names=NAMES, most_calls=1)
+    one = Reading(calls=CallFormat.HERMES, tools=TOOLS, most_calls=1)
     text = f'{TAGGED}\n<tool_call>{{"name": "stop"}}</tool_call>'
     assert read(one, [text]) == call(0, "get_weather", OSLO)
 
 
 def test_calls_are_found_behind_reasoning_and_not_inside_of_it():
-    both = Reading(reasons=True, calls=CallFormat.HERMES, names=NAMES)
+    both = Reading(reasons=True, calls=CallFormat.HERMES, tools=TOOLS)
     text = f"<think>Perhaps {TAGGED}?</think>\n{TAGGED}"
     assert read(both, text) == [
         Reasoning(f"Perhaps {TAGGED}?"),
@@ -143,7 +198,9 @@ WRITTEN = st.lists(
     st.sampled_from(
         ["<tool_call>", "</tool_call>", "<|python_tag|>", "<think>", "</think>", "{", "}", "[", "]",
          '"', "\\", ",", ":", ";", "\n", " ", "a", "5", "true", '"name"', '"stop"', '"arguments"',
-         '{"name": "stop", "arguments": {', '{"a": [1, "b"]}', "<", "ü"]
+         '{"name": "stop", "arguments": {', '{"a": [1, "b"]}', "<", "ü", "[TOOL_CALLS]",
+         DEEPSEEK_BEGIN, DEEPSEEK_END, DEEPSEEK_CALL, DEEPSEEK_CALL_END, SEP, "stop",
+         "<function=stop>", "</function>", "<parameter=a>", "</parameter>"]
     ),
     max_size=25,
 ).map("".join)  # fmt: skip
@@ -152,7 +209,7 @@ READINGS = st.builds(
     reasons=st.booleans(),
     opened=st.booleans(),
     calls=st.sampled_from([None, *CallFormat]),
-    names=st.just(NAMES),
+    tools=st.just(TOOLS),
 )
 
 
@@ -168,14 +225,14 @@ def test_any_split_of_any_text_has_the_same_parts(text, reading, data):
         assert said == text
     for part in whole:
         if isinstance(part, CallBegun):
-            assert part.name in NAMES
+            assert part.name in TOOLS
 
 
 @settings(max_examples=30)
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from(sorted(NAMES)),
+            st.sampled_from(sorted(TOOLS)),
             st.dictionaries(
                 st.text(), st.recursive(st.none() | st.integers() | st.text(), st.lists), max_size=3
             ),
@@ -196,8 +253,16 @@ def test_calls_that_are_written_are_read(calls, form, ascii_only):
         CallFormat.HERMES: "\n".join(f"<tool_call>\n{one}\n</tool_call>" for one in written),
         CallFormat.LLAMA_JSON: ";".join(written),
         CallFormat.JSON: f"[{', '.join(written)}]",
+        CallFormat.MISTRAL: f"[TOOL_CALLS][{', '.join(written)}]",
+        CallFormat.QWEN_XML: "\n".join(f"<tool_call>\n{one}\n</tool_call>" for one in written),
+        CallFormat.DEEPSEEK: deepseek(
+            *(
+                f"function{SEP}{name}\n```json\n{json.dumps(arguments)}\n```"
+                for name, arguments in calls
+            )
+        ),
     }[form]
-    parts = read(Reading(calls=form, names=NAMES), [text])
+    parts = read(Reading(calls=form, tools=TOOLS), [text])
     found = [
         (begun.name, json.loads(arguments.text))
         for begun, arguments in zip(parts[::2], parts[1::2], strict=True)
@@ -220,7 +285,10 @@ def test_a_long_call_costs_its_length_and_no_more():
         ("{{ tools }}<|python_tag|>", (True, CallFormat.LLAMA_JSON, False)),
         ("""{{ tools }}{"name": x, "parameters": y}""", (True, CallFormat.LLAMA_JSON, False)),
         ("{{ tools }}", (True, CallFormat.JSON, False)),
-        ("{{ tools }}<tool_call><function=x>", (True, None, False)),
+        ("{{ tools }}<tool_call><function=x>", (True, CallFormat.QWEN_XML, False)),
+        ("{{ tools }}[TOOL_CALLS]", (True, CallFormat.MISTRAL, False)),
+        ("{{ tools }}[TOOL_CALLS]x[ARGS]", (True, None, False)),
+        (f"{{{{ tools }}}}{DEEPSEEK_BEGIN}", (True, CallFormat.DEEPSEEK, False)),
         ("{{ content.split('</think>')[-1] }}", (False, None, True)),
         (None, (False, None, False)),
     ],

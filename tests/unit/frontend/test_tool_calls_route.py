@@ -164,7 +164,7 @@ async def test_a_model_without_a_format_of_its_own_is_forced_to_call_in_json(emb
     async with talking(embedded, says, template="{{ messages[0].content }}") as it:
         (answer,) = (await it.ask(tool_choice="required")).choices
         assert answer.message.tool_calls[0].function.arguments == '{"a": 1}'
-    other = TEMPLATE + "{# <function= #}"
+    other = TEMPLATE + "{# [ARGS] #}"
     async with talking(embedded, says, template=other) as it:
         with pytest.raises(BadRequestError, match="--tool-call-parser"):
             await it.ask()
@@ -267,3 +267,23 @@ async def test_log_probabilities_of_marks_are_not_lost(embedded):
             for entry in (chunk.choices[0].logprobs.content if chunk.choices[0].logprobs else ())
         ]
         assert b"".join(bytes(entry.bytes) for entry in entries).decode() == CALLS
+
+
+@run
+async def test_calls_in_xml_have_arguments_of_the_types_that_their_tools_declare(embedded):
+    says = (
+        "<tool_call>\n<function=get_weather>\n<parameter=city>\n12\n</parameter>\n"
+        "</function>\n</tool_call>"
+    )
+    async with talking(embedded, says, template=TEMPLATE + "{# <function= #}") as it:
+        (answer,) = (await it.ask()).choices
+        (made,) = answer.message.tool_calls
+        assert (made.function.name, made.function.arguments) == ("get_weather", '{"city": "12"}')
+        assert answer.finish_reason == "tool_calls"
+        stream = await it.ask(stream=True)
+        grown = [
+            call.function.arguments
+            async for chunk in stream
+            for call in (chunk.choices[0].delta.tool_calls or ())
+        ]
+        assert "".join(filter(None, grown)) == '{"city": "12"}'

@@ -7,7 +7,17 @@ import jsonschema
 import numpy as np
 import pytest
 
-from drumline.client.tool_calls import CallFormat, Forced, Tool, call_grammar
+from drumline.client.tool_calls import (
+    DEEPSEEK_BEGIN,
+    DEEPSEEK_CALL,
+    DEEPSEEK_CALL_END,
+    DEEPSEEK_END,
+    CallFormat,
+    Forced,
+    Tool,
+    call_grammar,
+)
+from drumline.client.tool_calls import DEEPSEEK_SEPARATOR as SEP
 from drumline.contract.grammar import GrammarKey, GrammarKind
 from drumline.core.errors import RequestError
 from drumline.grammar.prepare import prepared
@@ -39,7 +49,22 @@ def read_hermes(text):
     return [json.loads(call) for call in calls]
 
 
+def read_deepseek(text):
+    begin, end = DEEPSEEK_BEGIN + DEEPSEEK_CALL, DEEPSEEK_CALL_END + DEEPSEEK_END
+    assert text.startswith(begin)
+    assert text.endswith(end)
+    calls = text.removeprefix(begin).removesuffix(end)
+    found = []
+    for call in calls.split(f"{DEEPSEEK_CALL_END}\n{DEEPSEEK_CALL}"):
+        name, _, arguments = call.removeprefix(f"function{SEP}").partition("\n```json\n")
+        found.append({"name": name, "arguments": json.loads(arguments.removesuffix("\n```"))})
+    return found
+
+
 READ = {
+    CallFormat.MISTRAL: (lambda text: json.loads(text.removeprefix("[TOOL_CALLS]")), "arguments"),
+    CallFormat.QWEN_XML: (read_hermes, "arguments"),
+    CallFormat.DEEPSEEK: (read_deepseek, "arguments"),
     CallFormat.HERMES: (read_hermes, "arguments"),
     CallFormat.LLAMA_JSON: (lambda text: [json.loads(text)], "parameters"),
     CallFormat.JSON: (json.loads, "arguments"),
@@ -115,6 +140,10 @@ def test_a_forced_call_may_come_behind_free_text_that_ends_at_its_first_end(libr
         CallFormat.HERMES: '<tool_call>\n{"name": "stop", "arguments": {}}\n</tool_call>',
         CallFormat.LLAMA_JSON: '{"name": "stop", "parameters": {}}',
         CallFormat.JSON: '[{"name": "stop", "arguments": {}}]',
+        CallFormat.MISTRAL: '[TOOL_CALLS][{"name": "stop", "arguments": {}}]',
+        CallFormat.QWEN_XML: '<tool_call>\n{"name": "stop", "arguments": {}}\n</tool_call>',
+        CallFormat.DEEPSEEK: f"{DEEPSEEK_BEGIN}{DEEPSEEK_CALL}function{SEP}stop\n```json\n{{}}\n"
+        f"```{DEEPSEEK_CALL_END}{DEEPSEEK_END}",
     }[format_]
     assert library.accepts(grammar, f"Hm. < {{x}}\n</think>\n\n{call}", masked=False)
     assert not library.accepts(grammar, f"Hm.</think>\n\nNo. {call}", masked=False)

@@ -1,6 +1,6 @@
 """The tools of a request: what the model is told of them, and what its answer must do."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct
@@ -22,7 +22,8 @@ class ToolUse(Struct, frozen=True, kw_only=True):
 
     told: Sequence[dict[str, Any]] = ()
     """The tools as chat templates take them."""
-    names: frozenset[str] = frozenset()
+    schemas: Mapping[str, Mapping[str, Any] | None] = {}
+    """What those take that may be called, by their names."""
     format: CallFormat | None = None
     """How calls are written; None where there are none to look for."""
     most: int | None = None
@@ -71,7 +72,7 @@ def tool_use(request: ChatRequest, form: AnswerForm) -> ToolUse:
         held = call_grammar(schemas, choice, format_, parallel=parallel)
     return ToolUse(
         told=told,
-        names=frozenset(names),
+        schemas={tool["function"]["name"]: tool["function"]["parameters"] for tool in told},
         format=format_,
         most=most,
         held=held,

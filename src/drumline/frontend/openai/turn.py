@@ -76,7 +76,7 @@ class ChatTurn:
             reasons=reasons,
             opened=opened,
             calls=tools.format,
-            names=tools.names,
+            tools=tools.schemas,
             most_calls=tools.most,
         )
         looks = reasons or tools.format is not None

@@ -8,7 +8,7 @@ from enum import IntEnum, auto
 
 from msgspec import Struct
 
-from drumline.client.tool_calls import CallFormat
+from drumline.client.tool_calls import MISTRAL_BEGIN, CallFormat
 from drumline.frontend.parts.call_object import CallObject
 from drumline.frontend.parts.marks import may_begin, space_before, unsure
 from drumline.frontend.parts.part import Arguments, CallBegun, Part, Words
@@ -23,12 +23,15 @@ class CallStyle(Struct, frozen=True):
     """The mark behind a call."""
     bare: bool = False
     """Whether an answer that begins with JSON may begin with a call."""
+    listed: bool = False
+    """Whether calls stand in a list behind the mark."""
 
 
 STYLES = {
     CallFormat.HERMES: CallStyle("<tool_call>", "</tool_call>"),
     CallFormat.LLAMA_JSON: CallStyle("<|python_tag|>", bare=True),
     CallFormat.JSON: CallStyle(bare=True),
+    CallFormat.MISTRAL: CallStyle(MISTRAL_BEGIN, listed=True),
 }
 
 
@@ -108,13 +111,14 @@ class CallReader:
         """Read what may stand before an object, or find that none comes."""
         style = self._style
         separators = ",;]" if self._at is _At.BETWEEN else "["
-        rest = self._held.lstrip(" \t\r\n" + (separators if style.bare else ""))
+        loose = style.bare or style.listed
+        rest = self._held.lstrip(" \t\r\n" + (separators if loose else ""))
         taken = len(self._held) - len(rest)
         self._gap, self._held = self._gap + self._held[:taken], rest
         if not rest:
             return
         marked = self._at is _At.MARKED
-        if rest[0] == "{" and (marked or style.bare):
+        if rest[0] == "{" and (marked or loose):
             self._object = CallObject(self._names)
             self._at = _At.OBJECT
         elif style.begin and not marked and rest.startswith(style.begin):

@@ -4,13 +4,19 @@ import re
 
 from msgspec import Struct
 
-from drumline.client.tool_calls import CallFormat
+from drumline.client.tool_calls import (
+    DEEPSEEK_BEGIN,
+    DEEPSEEK_SEPARATOR,
+    MISTRAL_BEGIN,
+    CallFormat,
+)
 from drumline.core.config import ChatConfig, ReasoningParser, ToolCallParser
 from drumline.frontend.parts.calls import STYLES
 from drumline.frontend.parts.reasoning import BEGIN, END
+from drumline.frontend.parts.whole_calls import DEEPSEEK, QWEN_XML
 
 _TOOLS = re.compile(r"\btools\b")
-_OTHER = ("<function=", "[TOOL_CALLS]", "tool_calls_section_begin", "tool▁calls▁begin")
+_OTHER = ("[ARGS]", "tool_calls_section_begin")
 """Marks of formats that are not read; without one of ours, calls in them would pass for words."""
 _NAMED = {
     ToolCallParser.HERMES: CallFormat.HERMES,
@@ -19,7 +25,25 @@ _NAMED = {
     ToolCallParser.LLAMA3: CallFormat.LLAMA_JSON,
     ToolCallParser.LLAMA3_JSON: CallFormat.LLAMA_JSON,
     ToolCallParser.JSON: CallFormat.JSON,
+    ToolCallParser.MISTRAL: CallFormat.MISTRAL,
+    ToolCallParser.DEEPSEEK_V3: CallFormat.DEEPSEEK,
+    ToolCallParser.DEEPSEEK_V31: CallFormat.DEEPSEEK,
+    ToolCallParser.QWEN3_CODER: CallFormat.QWEN_XML,
 }
+
+
+_MARKS: dict[CallFormat, tuple[str, ...]] = {
+    **{format_: (style.begin, style.end) for format_, style in STYLES.items()},
+    CallFormat.DEEPSEEK: (*DEEPSEEK.marks, DEEPSEEK_SEPARATOR),
+    CallFormat.QWEN_XML: QWEN_XML.marks,
+}
+_BY_MARK = (
+    ("<function=", CallFormat.QWEN_XML),
+    ("<tool_call>", CallFormat.HERMES),
+    (MISTRAL_BEGIN, CallFormat.MISTRAL),
+    (DEEPSEEK_BEGIN, CallFormat.DEEPSEEK),
+)
+"""How templates show formats; the first that is found."""
 
 
 class AnswerForm(Struct, frozen=True, kw_only=True):
@@ -34,8 +58,7 @@ class AnswerForm(Struct, frozen=True, kw_only=True):
     @property
     def marks(self) -> tuple[str, ...]:
         """The marks that must be seen in the text, also where a model has tokens for them."""
-        style = None if self.calls is None else STYLES[self.calls]
-        calls = () if style is None else (style.begin, style.end)
+        calls = () if self.calls is None else _MARKS[self.calls]
         return tuple(filter(None, (*calls, *((BEGIN, END) if self.reasons else ()))))
 
 
@@ -61,8 +84,9 @@ def form_of(template: str | None, chat: ChatConfig) -> AnswerForm:
 def _shown(template: str) -> CallFormat | None:
     if any(mark in template for mark in _OTHER):
         return None
-    if "<tool_call>" in template:
-        return CallFormat.HERMES
+    for mark, format_ in _BY_MARK:
+        if mark in template:
+            return format_
     if "<|python_tag|>" in template or re.search(r"""["']parameters["']\s*:""", template):
         return CallFormat.LLAMA_JSON
     return CallFormat.JSON

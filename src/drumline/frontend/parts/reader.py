@@ -6,6 +6,7 @@ from drumline.client.tool_calls import CallFormat
 from drumline.frontend.parts.calls import STYLES, CallReader
 from drumline.frontend.parts.part import Part, Reasoning, Words, joined
 from drumline.frontend.parts.reasoning import ReasoningReader
+from drumline.frontend.parts.whole_calls import DEEPSEEK, QWEN_XML, Schemas, WholeCallReader
 
 
 class Reading(Struct, frozen=True, kw_only=True):
@@ -15,9 +16,22 @@ class Reading(Struct, frozen=True, kw_only=True):
     opened: bool = False
     """Whether the prompt ends inside of reasoning."""
     calls: CallFormat | None = None
-    names: frozenset[str] = frozenset()
-    """Of the tools that may be called."""
+    tools: Schemas = {}
+    """What the tools take that may be called."""
     most_calls: int | None = None
+
+
+def _call_reader(reading: Reading) -> CallReader | WholeCallReader | None:
+    match reading.calls:
+        case None:
+            return None
+        case CallFormat.DEEPSEEK:
+            return WholeCallReader(DEEPSEEK, reading.tools, most=reading.most_calls)
+        case CallFormat.QWEN_XML:
+            return WholeCallReader(QWEN_XML, reading.tools, most=reading.most_calls)
+        case format_:
+            names = frozenset(reading.tools)
+            return CallReader(STYLES[format_], names, most=reading.most_calls)
 
 
 class AnswerReader:
@@ -28,11 +42,7 @@ class AnswerReader:
     def __init__(self, reading: Reading) -> None:
         """Look for what `reading` names; all else is words."""
         self._reasoning = ReasoningReader(opened=reading.opened) if reading.reasons else None
-        self._calls = (
-            CallReader(STYLES[reading.calls], reading.names, most=reading.most_calls)
-            if reading.calls is not None
-            else None
-        )
+        self._calls = _call_reader(reading)
 
     @property
     def called(self) -> bool:
