@@ -50,10 +50,11 @@ class BlankRun:
         """Forget the last `tokens`."""
         del self._widths[len(self._widths) - tokens :]
 
-    def cut(self, mask: IntArray) -> None:
-        """Take further white space out of `mask` when there is enough, unless nothing is left."""
+    def cut(self, masks: IntArray, row: int) -> None:
+        """Take further white space out of a mask when there is enough, unless nothing is left."""
         if self._widths[-1] < MAX_BLANKS:
             return
+        mask = masks[row]
         left = mask & self._blanks.others
         if left.any():
             mask[:] = left

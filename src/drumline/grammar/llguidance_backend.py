@@ -93,7 +93,7 @@ class LlguidanceMatcher:
         if self._matcher.is_error():
             raise GrammarFaultError(self._matcher.get_error())
         if self._run is not None:
-            self._run.cut(mask)
+            self._run.cut(masks, row)
 
     def accept(self, token: int) -> bool:
         """Take a token; False if it does not fit here, which changes nothing."""

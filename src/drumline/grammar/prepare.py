@@ -18,7 +18,8 @@ from drumline.grammar.schema.writer import rewritten, rewritten_value
 
 ANY_OBJECT = "$$ANY$$"
 """What some senders write for a schema that any object fits."""
-
+ANY_OBJECT_SCHEMA = '{"type":"object","additionalProperties":true}'
+"""What a schema is written as that any object fits."""
 
 _OF_IDS = ("token", "exclude_token", "any_tokens", "token_triggered_tags", "token_dispatch")
 """Formats of structural tags that ask for ids."""
@@ -37,10 +38,10 @@ def prepared(key: GrammarKey) -> Prepared:
     check_size(source)
     match kind:
         case GrammarKind.JSON_OBJECT:
-            return Prepared(GrammarKind.JSON_SCHEMA, '{"type":"object"}')
+            return Prepared(GrammarKind.JSON_SCHEMA, ANY_OBJECT_SCHEMA)
         case GrammarKind.JSON_SCHEMA:
             if source == ANY_OBJECT:
-                return Prepared(kind, '{"type":"object"}')
+                return Prepared(kind, ANY_OBJECT_SCHEMA)
             return Prepared(kind, rewritten(source))
         case GrammarKind.REGEX:
             check_regex(source)

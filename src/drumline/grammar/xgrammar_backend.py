@@ -12,9 +12,10 @@ import xgrammar
 
 from drumline.contract.arrays import IntArray
 from drumline.contract.grammar import GrammarFaultError, GrammarKind
+from drumline.grammar.any_object import ANY_OBJECT
 from drumline.grammar.blanks import BlankRun, Blanks
 from drumline.grammar.bounds import RefusedGrammarError
-from drumline.grammar.prepare import Prepared
+from drumline.grammar.prepare import ANY_OBJECT_SCHEMA, Prepared
 from drumline.grammar.structures import of_structures
 from drumline.grammar.vocabulary import Vocabulary
 
@@ -48,6 +49,8 @@ class XgrammarBackend:
         match prepared.kind:
             case GrammarKind.JSON_SCHEMA | GrammarKind.JSON_OBJECT:
                 # What is closed is written into the schema; see the schema module.
+                if source == ANY_OBJECT_SCHEMA:
+                    return self._json.compile_grammar(ANY_OBJECT)
                 return self._json.compile_json_schema(source, strict_mode=False)
             case GrammarKind.REGEX:
                 return plain.compile_regex(source)
@@ -104,15 +107,15 @@ class XgrammarMatcher:
 
     def fill(self, masks: IntArray, row: int) -> None:
         """Write which ids may come next to a row of `masks`."""
-        # The library leaves rows that allow all ids as they are.
-        mask = masks[row]
-        mask.fill(-1)
         try:
-            self._matcher.fill_next_token_bitmask(masks, row)
+            written = self._matcher.fill_next_token_bitmask(masks, row)
         except RuntimeError as error:
             raise GrammarFaultError(_PLACE.sub("", str(error)).strip()) from None
+        if not written:
+            # The library leaves a row that allows all ids as it is.
+            masks[row].fill(-1)
         if self._run is not None:
-            self._run.cut(mask)
+            self._run.cut(masks, row)
 
     def accept(self, token: int) -> bool:
         """Take a token; False if it does not fit here, which changes nothing."""

@@ -21,9 +21,9 @@ def run_of(*tokens):
 def cut(run, *allowed):
     bits = np.zeros((1, 32), np.bool_)
     bits[0, list(allowed)] = True
-    mask = np.packbits(bits, bitorder="little").view(np.int32)
-    run.cut(mask)
-    return np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist()
+    masks = np.packbits(bits, axis=1, bitorder="little").view(np.int32)
+    run.cut(masks, 0)
+    return np.flatnonzero(np.unpackbits(masks.view(np.uint8), bitorder="little")).tolist()
 
 
 def test_only_ids_of_nothing_but_white_space_are_cut_and_only_when_there_is_enough():

@@ -61,6 +61,62 @@ def test_what_fits_a_grammar_is_taken_and_nothing_else(library, kind, source, ri
         assert not library.accepts(grammar, text), text
 
 
+def is_object(text):
+    try:
+        return isinstance(json.loads(text, parse_constant=int), dict)  # no int is called NaN
+    except ValueError:
+        return False
+
+
+def test_any_object_is_taken_and_nothing_that_a_reader_of_json_would_refuse(library):
+    grammar = compiled(library, "json_object", "")
+    draw = random.Random(5)
+
+    def value(depth):
+        kind = draw.randrange(7 if depth else 5)
+        if kind > 4:
+            parts = [value(depth - 1) for _ in range(draw.randrange(3))]
+            return parts if kind == 5 else {text(): part for part in parts}
+        numbers = (0, -7, 1203, 0.5, -1.25e-9, 3e20)
+        return (None, True, text(), text(), draw.choice(numbers))[kind]
+
+    def text():
+        return "".join(draw.choices('ab "\\/:,{}[]é€😀0\n\t', k=draw.randrange(6)))
+
+    wrong = 0
+    for n in range(120):
+        told = {text(): value(3) for _ in range(draw.randrange(4))}
+        # llguidance lets letters stand for themselves alone.
+        escaped = bool(n % 2) and library.name == "xgrammar"
+        right = json.dumps(told, ensure_ascii=escaped, indent=draw.choice([None, 2]))
+        assert library.accepts(grammar, right, masked=False), right
+        place = draw.randrange(len(right))
+        ill = right[:place] + draw.choice('{}[]":,0-.e1 tn\\x') + right[place + draw.randrange(2) :]
+        if not is_object(ill):
+            wrong += 1
+            assert not library.accepts(grammar, ill, masked=False), ill
+    assert wrong > 60
+    for ill in ('{"a":"\x01"}', '{"a":01}', '{"a":1.}', '{"a":+1}', '{"a":1,}', '{"a"}', "{} {}"):
+        assert not library.accepts(grammar, ill, masked=False), ill
+
+
+def test_a_mask_says_all_of_its_row_whatever_was_there_before(library, tokenizer):
+    words = library.vocabulary.mask_words
+    for kind, source, text in (
+        ("json_object", "", '{"a": [1, "two'),
+        ("regex", "(.|\n)*", "free"),
+        ("choice", '["red"]', "r"),
+    ):
+        matcher = compiled(library, kind, source).matcher()
+        for token in (None, *tokenizer.encode(text, add_special=False)):
+            if token is not None:
+                assert matcher.accept(token)
+            masks = np.array([np.zeros(words), np.full(words, -1), np.full(words, 77)], np.int32)
+            for row in range(3):
+                matcher.fill(masks, row)
+            assert (masks == masks[0]).all()
+
+
 def test_structural_tags_hold_what_is_within_them(library):
     tag = {
         "structures": [{"begin": "<f>", "schema": PERSON, "end": "</f>"}],

@@ -41,15 +41,19 @@ _STRETCH = 256
 
 
 def draw(
-    logits: Tensor, settings: DrawSettings, names: Tensor | None = None
+    logits: Tensor,
+    settings: DrawSettings,
+    names: Tensor | None = None,
+    rows: Places | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return the drawn ids, and each row's largest logit; `[rows]` each.
 
     `logits` is `[rows, vocab]`, float32. Where it holds some ids of a vocabulary only, `names`
-    says which, `[rows, some]`, and what is returned are places among them. The id of a row
-    whose largest logit is not finite means nothing, but lies in the vocabulary.
+    says which, `[rows, some]`, and what is returned are places among them. With `rows`,
+    ascending, only those of `logits` are drawn from, which is what `settings` is of. The id of a
+    row whose largest logit is not finite means nothing, but lies in the vocabulary.
     """
-    best, tokens = logits.max(1)
+    best, tokens = logits.max(1) if rows is None else _largest(logits, rows)
     if settings.greedy.all():
         return tokens, best
     vocab = logits.shape[1]
@@ -61,11 +65,20 @@ def draw(
     ):
         if len(chosen):
             index = torch.from_numpy(chosen)
-            scaled = logits[index] - best[index].unsqueeze(1)
+            source = index if rows is None else torch.from_numpy(rows[chosen])
+            scaled = logits[source] - best[index].unsqueeze(1)
             scaled /= _column(settings.temperature[chosen])
             named = None if names is None else names[index]
             tokens[index] = drawn_by(scaled, keys[index], of_rows(settings, chosen), named)
     return tokens.clamp_(0, vocab - 1), best
+
+
+def _largest(logits: Tensor, rows: Places) -> tuple[Tensor, Tensor]:
+    """Return the largest logit of each of `rows`, ascending, and its place."""
+    # Run by run, for picking the rows would copy them whole.
+    ends = np.flatnonzero(np.diff(rows) > 1) + 1
+    found = [logits[int(run[0]) : int(run[-1]) + 1].max(1) for run in np.split(rows, ends)]
+    return torch.cat([each.values for each in found]), torch.cat([each.indices for each in found])
 
 
 def of_rows(settings: DrawSettings, rows: Places) -> DrawSettings:

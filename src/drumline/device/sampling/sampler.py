@@ -212,7 +212,7 @@ def _drawn(logits: Tensor, settings: DrawSettings, handful: Handful) -> tuple[Te
     others = np.delete(np.arange(len(logits)), handful.rows)
     if len(others):
         index = torch.from_numpy(others)
-        tokens[index], best[index] = draw(logits[index], of_rows(settings, others))
+        tokens[index], best[index] = draw(logits, of_rows(settings, others), rows=others)
     index = torch.from_numpy(handful.rows)
     places, best[index] = draw(handful.logits, of_rows(settings, handful.rows), handful.ids)
     tokens[index] = handful.ids.gather(1, places.unsqueeze(1)).squeeze(1)
