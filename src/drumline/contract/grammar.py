@@ -101,6 +101,8 @@ class GrammarFailure(Struct, frozen=True):
     reason: str
     permanent: bool
     """It can never be compiled: the fault is its writer's. Else this engine failed at it."""
+    busy: bool = False
+    """Nothing is wrong with it: too many others were in front of it."""
 
 
 class Compiling(Struct, frozen=True):

@@ -17,7 +17,14 @@ from drumline.contract.grammar import (
     GrammarKey,
 )
 from drumline.contract.ports import GrammarCompiler, Group
-from drumline.control.requests import CLIENT_ERROR, Admitted, Ending, Reason, Request
+from drumline.control.requests import (
+    CLIENT_ERROR,
+    NO_CAPACITY,
+    Admitted,
+    Ending,
+    Reason,
+    Request,
+)
 from drumline.core.errors import InvariantError, PeerError
 
 
@@ -141,6 +148,6 @@ def _both(before: _Said, now: _Said) -> _Said:
 
 def _ending(key: GrammarKey, failure: GrammarFailure) -> Ending:
     # A fault of ours has no status of a client's: the same request may work the next time.
-    status = CLIENT_ERROR if failure.permanent else 0
+    status = CLIENT_ERROR if failure.permanent else NO_CAPACITY if failure.busy else 0
     message = f"the {key.kind.value} grammar cannot be used: {failure.reason}"
     return Ending(Reason.ABORT, message, status)

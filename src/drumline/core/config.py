@@ -548,6 +548,14 @@ class GrammarConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         float,
         Meta(gt=0, description="seconds that compiling one grammar may take"),
     ] = 10.0
+    grammar_queue_timeout: Annotated[
+        float,
+        Meta(
+            gt=0,
+            description="seconds that a grammar may wait for others' compiles; its requests "
+            "are refused with status 503 then",
+        ),
+    ] = 60.0
     grammar_workers: Annotated[
         Positive,
         Meta(description="grammars that are compiled at the same time"),

@@ -3,6 +3,8 @@
 A grammar has one record, whoever asks for it: it waits for a compiler thread, compiles,
 and is then ready or failed. A failure that is its writer's stays; one that is ours, a
 time-out or a worker that ended, is told for a while and then tried again, a few times.
+How long it compiles counts from when a thread takes it up; how long it waits for that has
+a limit of its own, behind which it is told that there is no room.
 """
 
 import logging
@@ -32,6 +34,8 @@ MAX_PENDING = 1024
 RETRY_US = 30_000_000
 """How long a failure of ours is told before the grammar is tried again."""
 MAX_TRIES = 3
+BUSY_US = 5_000_000
+"""How long a grammar that found no room is told so before it may wait again."""
 
 _STOP_S = 0.05
 
@@ -43,12 +47,18 @@ _log = logging.getLogger(__name__)
 class _Record:
     """What is known of one key."""
 
-    __slots__ = ("failed_us", "state", "tries")
+    __slots__ = ("begun", "failed_us", "queued_us", "state", "tries")
 
     def __init__(self) -> None:
         self.state: GrammarState = _COMPILING
         self.tries = 0
-        self.failed_us = 0
+        self.queued_us = self.failed_us = 0
+        self.begun = False
+        """Whether a thread has taken it up, since it was queued last."""
+
+    @property
+    def waits(self) -> bool:
+        return self.state is _COMPILING and not self.begun
 
 
 class GrammarCache:
@@ -89,6 +99,7 @@ class GrammarCache:
             record = self._records.get(key)
             if record is not None:
                 self._records.move_to_end(key)
+                self._give_up_late(record)
                 if not self._due_again(record):
                     return record.state
             return self._begin(key)
@@ -98,6 +109,7 @@ class GrammarCache:
         with self._lock:
             record = self._records.get(key)
             if record is not None:
+                self._give_up_late(record)
                 return record.state
         return self.request(key)
 
@@ -119,20 +131,38 @@ class GrammarCache:
 
     def _due_again(self, record: _Record) -> bool:
         failure = record.state
-        return (
-            isinstance(failure, GrammarFailure)
-            and not failure.permanent
-            and record.tries < MAX_TRIES
-            and self._clock.now_us() - record.failed_us >= RETRY_US
-        )
+        if not isinstance(failure, GrammarFailure) or failure.permanent:
+            return False
+        since_us = self._clock.now_us() - record.failed_us
+        if failure.busy:
+            return since_us >= BUSY_US
+        return record.tries < MAX_TRIES and since_us >= RETRY_US
+
+    def _give_up_late(self, record: _Record) -> None:
+        """Let a grammar wait no longer that has waited for its turn as long as it may."""
+        limit_s = self._config.grammar_queue_timeout
+        now_us = self._clock.now_us()
+        if record.waits and now_us - record.queued_us >= limit_s * 1e6:
+            record.state = GrammarFailure(
+                f"{self._pending} grammars wait for their compile, and it was not its turn "
+                f"within {limit_s:g} s",
+                permanent=False,
+                busy=True,
+            )
+            record.failed_us = now_us
+            self._pending -= 1
 
     def _begin(self, key: GrammarKey) -> GrammarState:
         record = self._records.get(key)
         if record is None:
             if self._pending >= MAX_PENDING or self._closed:
-                return GrammarFailure("too many grammars wait for their compile", permanent=False)
+                return GrammarFailure(
+                    "too many grammars wait for their compile", permanent=False, busy=True
+                )
             record = self._records[key] = _Record()
         record.state = _COMPILING
+        record.queued_us = self._clock.now_us()
+        record.begun = False
         self._pending += 1
         if len(self._threads) < min(self._config.grammar_workers, self._pending):
             number = len(self._threads)
@@ -146,6 +176,8 @@ class GrammarCache:
         """Compile what is queued. Thread: one of the compiler's own."""
         trial: Trial | None = None
         while (key := self._queue.get()) is not None:
+            if not self._taken_up(key):
+                continue
             state: Grammar | GrammarFailure
             try:
                 # Checked here and not where it is asked for: a source may have many kilobytes.
@@ -158,6 +190,18 @@ class GrammarCache:
                 _log.exception("compiling grammar %s failed", key)
                 state = GrammarFailure(f"compiling it failed: {error}", permanent=False)
             self._keep(key, state)
+
+    def _taken_up(self, key: GrammarKey) -> bool:
+        """Whether to compile a grammar now; one that came late may be queued twice, or not wait."""
+        with self._lock:
+            record = self._records.get(key)
+            if record is None:
+                return False
+            self._give_up_late(record)
+            if not record.waits:
+                return False
+            record.begun = True
+            return True
 
     def _new_trial(self) -> Trial:
         config = self._config

@@ -76,11 +76,15 @@ def test_an_answer_may_be_cut_short_by_its_length(sim, compiler):
 def test_only_a_grammar_that_never_compiles_is_its_clients_fault(sim, compiler):
     other = GrammarKey(GrammarKind.REGEX, "slow")
     compiler.states[KEY] = GrammarFailure("the keyword not is not supported", permanent=True)
+    third = GrammarKey(GrammarKind.REGEX, "crowded")
     compiler.states[other] = GrammarFailure("it did not compile within 10 s", permanent=False)
+    compiler.states[third] = GrammarFailure("others were first", permanent=False, busy=True)
     sim.submit("wrong", PROMPT, grammar=KEY)
     sim.submit("late", PROMPT, grammar=other)
+    sim.submit("crowded", PROMPT, grammar=third)
     sim.run_until_idle()
     wrong, late = sim.answer("wrong").details, sim.answer("late").details
+    assert sim.answer("crowded").details["status_code"] == 503
     assert wrong["status_code"] == 400
     assert "the keyword not is not supported" in wrong["message"]
     assert "status_code" not in late

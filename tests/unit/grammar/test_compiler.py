@@ -11,7 +11,8 @@ import pytest
 
 from drumline.contract.grammar import Compiling, GrammarFailure, GrammarKey, GrammarKind
 from drumline.core.config import GrammarBackend, GrammarConfig
-from drumline.grammar.compiler import MAX_TRIES, RETRY_US, GrammarCache
+from drumline.grammar import compiler
+from drumline.grammar.compiler import BUSY_US, MAX_TRIES, RETRY_US, GrammarCache
 from drumline.replay.clock import ManualClock
 
 LIMIT_S = 90
@@ -132,6 +133,58 @@ def test_a_compile_that_hangs_is_killed_at_its_time_out_with_one_record(opened):
         clock.advance(RETRY_US)
     # Tried often enough: it is not tried again.
     assert cache.request(key) is state
+
+
+def test_a_grammar_waits_for_others_compiles_as_long_as_it_may_and_may_come_again(opened):
+    clock = ManualClock()
+    cache = opened(clock, grammar_queue_timeout=20.0, grammar_compile_timeout=60.0)
+    warm = schema(warm={"type": "null"})
+    cache.request(warm)
+    settled(cache, warm)
+    [pid] = cache.workers
+    os.kill(pid, signal.SIGSTOP)
+    slow, second, third = (schema(**{name: {"type": "integer"}}) for name in "abc")
+    cache.request(slow)
+    eventually_begun(cache, slow)
+    cache.request(second)
+    clock.advance(15_000_000)
+    cache.request(third)
+    clock.advance(4_999_999)
+    assert isinstance(cache.state(second), Compiling)
+    clock.advance(1)
+    # The one that compiles has a clock of its own, the last one has not waited long enough.
+    assert isinstance(cache.state(slow), Compiling)
+    assert isinstance(cache.state(third), Compiling)
+    state = cache.state(second)
+    assert state.busy
+    assert not state.permanent
+    assert "not its turn within 20 s" in state.reason
+    clock.advance(BUSY_US - 1)
+    assert cache.request(second) is state
+    clock.advance(1)
+    assert isinstance(cache.request(second), Compiling)
+    os.kill(pid, signal.SIGCONT)
+    for key in (slow, third, second):
+        assert not isinstance(settled(cache, key), GrammarFailure)
+
+
+def test_more_grammars_than_may_wait_find_no_room(opened, monkeypatch):
+    monkeypatch.setattr(compiler, "MAX_PENDING", 2)
+    cache = opened()
+    keys = [schema(**{name: {"type": "null"}}) for name in "abc"]
+    states = [cache.request(key) for key in keys]
+    assert [isinstance(state, Compiling) for state in states] == [True, True, False]
+    assert states[2].busy
+    for key in keys[:2]:
+        assert not isinstance(settled(cache, key), GrammarFailure)
+    assert isinstance(cache.request(keys[2]), Compiling)
+
+
+def eventually_begun(cache, key):
+    deadline = time.perf_counter() + LIMIT_S
+    while not cache._records[key].begun:
+        assert time.perf_counter() < deadline
+        time.sleep(0.01)
 
 
 def test_the_cache_holds_no_more_grammars_than_it_may(opened):
