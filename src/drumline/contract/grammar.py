@@ -73,6 +73,9 @@ class Matcher(Protocol):
     def accept(self, token: int) -> bool:
         """Take a token; False if it does not fit here, which changes nothing."""
 
+    def awaited(self) -> str:
+        """Return the text that must follow, as far as it is certain; nothing once it ended."""
+
     def rollback(self, tokens: int) -> None:
         """Undo the last `tokens` accepted ones, a stop id among them."""
 

@@ -18,6 +18,9 @@ from drumline.grammar.prepare import Prepared
 from drumline.grammar.tags import lark_of
 from drumline.grammar.vocabulary import Vocabulary
 
+_NOTHING_FITS = "NoExtensionBias"
+"""What the library's error begins with where no id of the vocabulary may come next."""
+
 
 class LlguidanceBackend:
     """Makes grammars for llguidance. Thread: any."""
@@ -91,7 +94,10 @@ class LlguidanceMatcher:
         except ValueError as error:
             raise GrammarFaultError(str(error)) from None
         if self._matcher.is_error():
-            raise GrammarFaultError(self._matcher.get_error())
+            why = self._matcher.get_error()
+            if not why.startswith(_NOTHING_FITS):
+                raise GrammarFaultError(why)
+            mask.fill(0)
         if self._run is not None:
             self._run.cut(masks, row)
 
@@ -108,6 +114,10 @@ class LlguidanceMatcher:
         if taken and self._run is not None:
             self._run.accepted(token)
         return taken
+
+    def awaited(self) -> str:
+        """Return the text that must follow, as far as it is certain; nothing once it ended."""
+        return "" if self._stopped else self._matcher.compute_ff_bytes().decode(errors="replace")
 
     def rollback(self, tokens: int) -> None:
         """Undo the last `tokens` accepted ones."""
@@ -145,7 +155,7 @@ class _Pieces:
                     ids.append(found)
                     break
             else:
-                width = 1  # a byte that the vocabulary does not spell
+                break  # what stands behind a byte that no id spells does not follow what is before
             place += width
         return ids
 

@@ -18,6 +18,7 @@ from drumline.grammar.backends import Backend, open_backend
 from drumline.grammar.bounds import RefusedGrammarError
 from drumline.grammar.link import Answer, Link, Setting
 from drumline.grammar.prepare import Prepared
+from drumline.grammar.spelling import Spelling
 from drumline.grammar.vocabulary import Vocabulary
 
 MEMORY_BYTES = 2 << 30
@@ -40,17 +41,18 @@ def main() -> None:
     setting = link.receive()
     if not isinstance(setting, Setting):
         raise InvariantError(f"a worker is told what it compiles for first, not {setting!r}")
-    backend = open_backend(setting.backend, Vocabulary(setting.pieces, setting.stop_ids))
+    vocabulary = Vocabulary(setting.pieces, setting.stop_ids)
+    backend, spelling = open_backend(setting.backend, vocabulary), Spelling(vocabulary)
     _limit_memory()
     with contextlib.suppress(PeerError):
         link.send(Answer())
         while isinstance(asked := link.receive(), Prepared):
-            link.send(_tried(backend, asked))
+            link.send(_tried(backend, spelling, asked))
 
 
-def _tried(backend: Backend, prepared: Prepared) -> Answer:
+def _tried(backend: Backend, spelling: Spelling, prepared: Prepared) -> Answer:
     try:
-        backend.compile(prepared)
+        spelling.check(prepared, backend.compile(prepared))
     except RefusedGrammarError as error:
         return Answer(str(error) or "the library gives no reason")
     return Answer()

@@ -127,6 +127,10 @@ class XgrammarMatcher:
                 self._run.accepted(token)
         return taken
 
+    def awaited(self) -> str:
+        """Return the text that must follow, as far as it is certain; nothing once it ended."""
+        return "" if self.terminated else str(self._matcher.find_jump_forward_string())
+
     def rollback(self, tokens: int) -> None:
         """Undo the last `tokens` accepted ones."""
         self._matcher.rollback(tokens)

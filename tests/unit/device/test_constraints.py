@@ -147,8 +147,8 @@ def test_a_row_keeps_what_its_mask_allows_however_much_that_is():
     for row, kept in zip(rows, allowed, strict=True):
         expected[row, torch.from_numpy(~kept[:vocab])] = -torch.inf
     before = logits.clone()
-    handful, stuck = keep(logits, rows, words)
-    assert stuck == [rows[0]]
+    handful = keep(logits, rows, words)
+    assert not handful.logits[0].isfinite().any()
     assert handful.rows.tolist() == rows[:3].tolist()
     # A handful is kept aside; what it was taken from stays as it was.
     assert torch.equal(logits[handful.rows], before[handful.rows])
@@ -170,10 +170,11 @@ def test_a_row_draws_the_same_whether_it_is_a_handful_alone_or_beside_others():
     assert drawn([2]) == drawn([1, 2, 3]) == drawn([4, 2])
 
 
-def test_a_grammar_that_leaves_nothing_is_a_fault_and_no_other_row_is_touched():
+def test_a_row_to_which_its_grammar_leaves_nothing_is_stuck_and_no_other_is_touched():
     sampler = sampler_of([Choosing(0), Counting(4)])
     sampled = sample(sampler, [1, 2])
-    assert sampled.faults == (0,)
+    assert sampled.stuck.tolist() == [True, False]
+    assert sampled.faults == ()
     assert not sampled.bad.any()
     assert sampled.tokens.tolist()[1] == 4
 

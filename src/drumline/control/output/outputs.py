@@ -53,13 +53,13 @@ _NOT_FINITE = Ending(
 )
 _GRAMMAR_FAULT = Ending(
     Reason.ABORT,
-    "the grammar could not go on: it met a limit of its library, or no token fits",
+    "the grammar could not go on: it met a limit of its library",
     ENGINE_ERROR,
 )
 _STUCK = Ending(
     Reason.ABORT,
     "no token is left that may come next: what the request forbids and what it is held to "
-    "exclude each other",
+    "exclude each other, or its grammar asks for what the model's vocabulary cannot spell",
     CLIENT_ERROR,
 )
 _PROCESSOR_FAULT = Ending(

@@ -43,6 +43,7 @@ def mask(
 ) -> tuple[Handful, list[int]]:
     """Leave the rows `indices` of `logits` what their matchers allow; return whose failed.
 
+    A row to which its matcher leaves nothing is a handful without any.
     `logits` is `[rows, vocab]`; rows of a handful are not changed there. A matcher whose
     grammar ended allows everything: its request is over, and what is drawn for it is nobody's.
     """
@@ -58,14 +59,13 @@ def mask(
             faults.append(index)
         else:
             rows.append(index)
-    handful, stuck = keep(logits, np.array(rows, np.int64), words[: len(rows)])
-    return handful, faults + stuck
+    return keep(logits, np.array(rows, np.int64), words[: len(rows)]), faults
 
 
-def keep(logits: Tensor, rows: Indices, words: IntArray) -> tuple[Handful, list[int]]:
+def keep(logits: Tensor, rows: Indices, words: IntArray) -> Handful:
     """Leave `rows` of `logits` the ids whose bits are set in `words`, `[len(rows), words]`.
 
-    Returns the rows of a handful, which are left as they are, and the rows without any.
+    Returns the rows of a handful, which are left as they are.
     In most places a grammar allows a handful of ids, or all but some hundred: then only
     those are looked at, which the packed bits find for all rows together.
     """
@@ -86,8 +86,7 @@ def keep(logits: Tensor, rows: Indices, words: IntArray) -> tuple[Handful, list[
         # Adding costs the same whatever the bits are; choosing by a mask branches at each id.
         added = _ADDED[words[index].view(np.uint8)].reshape(-1)[:vocab]
         logits[int(rows[index])].add_(_on(logits, added))
-    stuck = [int(row) for row in rows[allowed == 0]]
-    return _handful(logits, rows[few], words[few], allowed[few]), stuck
+    return _handful(logits, rows[few], words[few], allowed[few])
 
 
 def _handful(logits: Tensor, rows: Indices, words: IntArray, counts: Indices) -> Handful:

@@ -25,9 +25,9 @@ from drumline.device.sampling.resident import Resident
 class Sampled(Struct, frozen=True, eq=False):
     """One token a row, and the log probabilities asked for.
 
-    `bad` are the rows whose logits were not finite, `stuck` those whose request forbids every
-    token, `[rows]` each. `faults` are the rows whose grammar could not go on, `failed` those
-    whose logits processor raised. The token of such a row means nothing.
+    `bad` are the rows whose logits were not finite, `stuck` those whose request or grammar
+    leaves no token, `[rows]` each. `faults` are the rows whose grammar could not go on,
+    `failed` those whose logits processor raised. The token of such a row means nothing.
     """
 
     tokens: Tensor
@@ -164,7 +164,7 @@ class Sampler:
         if matchers:
             handful, faults = mask(logits, held, matchers)
             tokens, best = _drawn(logits, settings, handful)
-            # Nothing that fits is the grammar's fault, and none of the numbers.
+            # A matcher's failure is none of the numbers'.
             best[faults] = 0
         else:
             tokens, best = draw(logits, settings)
