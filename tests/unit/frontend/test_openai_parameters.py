@@ -138,7 +138,7 @@ async def test_words_ids_salts_and_samplers_reach_the_engine(embedded):
     async with served(embedded) as it:
         body = {
             "bad_words": ["there"], "allowed_token_ids": [9, 7, 7], "cache_salt": "tenant 1",
-            "typical_p": 0.5, "priority": 3,
+            "typical_p": 0.5, "priority": 3, "logits_processors": {"favour": {"token": 3}},
         }  # fmt: skip
         assert (await it.chat(**body, guided_choice=["a"])).status_code == 200
         own = own_of(it.fake.requests[0])
@@ -146,8 +146,11 @@ async def test_words_ids_salts_and_samplers_reach_the_engine(embedded):
         assert own.bad_words == spelled
         assert (own.allowed_ids, own.cache_salt) == ([7, 9], "tenant 1")
         assert (own.typical_p, own.priority, own.choice) == (0.5, 3, ["a"])
-        await it.chat(bad_words=[], cache_salt="", typical_p=None)
-        assert it.fake.requests[1].sampling_params.custom_params is None
+        assert own.logits_processors == {"favour": {"token": 3}}
+        await it.chat(logits_processors=["a", "b"])
+        assert own_of(it.fake.requests[1]).logits_processors == {"a": None, "b": None}
+        await it.chat(bad_words=[], cache_salt="", typical_p=None, logits_processors={})
+        assert it.fake.requests[2].sampling_params.custom_params is None
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,10 @@ def with_own(
                 "string_above_max_length",
             )
         own["cache_salt"] = fields.cache_salt
+    if fields.logits_processors:
+        # Names of what the operator loaded; the engine knows which those are.
+        asked = fields.logits_processors
+        own["logits_processors"] = asked if isinstance(asked, dict) else dict.fromkeys(asked)
     if not own:
         return params
     before = (params.get("custom_params") or {}).get(NAME, {})

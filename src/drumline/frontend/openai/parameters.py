@@ -73,7 +73,6 @@ REFUSED: dict[str, Refused] = {
     "chat_template": Refused(_NO_TEMPLATE),
     "documents": Refused("documents are not put before a template; write them into a message"),
     "mm_processor_kwargs": Refused("this model takes text only"),
-    "logits_processors": Refused("processors of clients are not run"),
     "vllm_xargs": Refused("arguments of another engine's plug-ins are not known"),
     "guided_whitespace_pattern": Refused("white space of JSON is bounded, and not by a pattern"),
     "thinking_token_budget": Refused("reasoning is not bounded by itself; max_tokens is for all"),

@@ -60,6 +60,7 @@ class SamplingFields(Struct, kw_only=True):
     bad_words: list[str] | None = None
     allowed_token_ids: list[int] | None = None
     cache_salt: str | None = None
+    logits_processors: dict[str, Any] | list[str] | None = None
     truncate_prompt_tokens: int | None = None
     add_special_tokens: bool | None = None
     prompt_logprobs: int | None = None

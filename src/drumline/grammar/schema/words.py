@@ -100,7 +100,8 @@ def check_honoured(schema: Schema, at: str) -> None:
         if word in schema:
             raise refused(at, f"the keyword {word} is not supported")
     if at != "#" and isinstance(schema.get("$id"), str):
-        raise refused(at, "$id below the root is not supported")
+        # Any other was read before, see `references`.
+        raise refused(at, "the keyword $id beside $ref or in no place of a schema is not supported")
 
 
 def listed(schema: Schema, word: str, at: str) -> list[Any]:

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 from drumline.grammar.bounds import RefusedGrammarError, check_json_nesting, check_size
 from drumline.grammar.schema.meeting import Meeting
+from drumline.grammar.schema.references import localized
 from drumline.grammar.schema.typed import types_meant, values, written
 from drumline.grammar.schema.words import (
     ALTERNATIVES,
@@ -55,7 +56,7 @@ class _Writer:
     """One schema's rewriting."""
 
     def __init__(self, root: Any) -> None:
-        self._root = root
+        self._root = localized(root)
         self._names: dict[str, str] = {}
         self._definitions: dict[str, Schema] = {}
         self._meeting = Meeting(self._target)
