@@ -41,12 +41,14 @@ fmt: $(VENV)/.dev ## format in place
 bench: $(VENV)/.dev ## benchmarks, as a table and as JSON in benchmarks/results
 	$(BIN)/python benchmarks/run.py $(ARGS)
 
-soak: $(VENV)/.dev ## long random runs: the scheduler beside the published one, grammars, the embedded model short of memory, ranks killed and stopped, two machines, fifty sleeps, weights swapped forty times, restless clients, a million rounds for memory
+soak: $(VENV)/.dev ## long random runs: the scheduler beside the published one, grammars, the embedded model short of memory, ranks killed and stopped, two machines, sessions on two ranks, fifty sleeps, weights swapped forty times, restless clients, a million rounds for memory
 	DRUMLINE_SOAK_EVENTS=5000 DRUMLINE_SOAK_EXAMPLES=1000 DRUMLINE_SOAK_LIVES=10 DRUMLINE_SOAK_ROUNDS=1000000 $(BIN)/pytest -o faulthandler_timeout=7200 tests/unit/scheduler $(ARGS)
 	DRUMLINE_SOAK_WALKS=20 DRUMLINE_SOAK_GRAMMARS=5000 $(BIN)/pytest -o faulthandler_timeout=7200 tests/unit/grammar/test_suite_walks.py tests/unit/grammar/test_fuzz.py $(ARGS)
 	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE DRUMLINE_SOAK_ENDS=3 $(BIN)/pytest tests/e2e/test_ranks_that_end.py $(ARGS)
 	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE DRUMLINE_SOAK_SWAPS=20 $(BIN)/pytest tests/e2e/test_weight_updates.py -o faulthandler_timeout=0 $(ARGS)
 	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE DRUMLINE_SOAK_SLEEPS=50 $(BIN)/pytest tests/e2e/test_operations.py -o faulthandler_timeout=0 $(ARGS)
+	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE DRUMLINE_SOAK_NODES=1 $(BIN)/pytest tests/e2e/test_two_nodes.py -o faulthandler_timeout=0 $(ARGS)
+	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE DRUMLINE_SOAK_ROUTING=1 $(BIN)/pytest tests/e2e/test_routing.py -o faulthandler_timeout=0 -o log_cli=true -o log_cli_level=INFO $(ARGS)
 	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE DRUMLINE_SOAK_MEMORY=64 $(BIN)/pytest tests/e2e/test_embedded_in_little_memory.py -o log_cli=true -o log_cli_level=INFO -o faulthandler_timeout=0
 	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE DRUMLINE_SOAK_REQUESTS=10000 $(BIN)/pytest -o faulthandler_timeout=7200 tests/unit/frontend/test_restless_clients.py $(ARGS)
 	$(BIN)/python benchmarks/round.py --soak 1000000 --json benchmarks/results/soak.json

@@ -51,9 +51,9 @@ class Engine:
 
 
 @contextlib.asynccontextmanager
-async def running(model, tensor=1, data=1, *, command=RANK_COMMAND, **options):
+async def running(model, tensor=1, data=1, *, command=RANK_COMMAND, policy=None, **options):
     """Yield an engine; afterwards none of its processes may be left."""
-    ranks, client = Ranks(command), EngineClient(data)
+    ranks, client = Ranks(command), EngineClient(data, policy=policy)
     try:
         ranks.start(config_of(model, tensor, data, **options), await client.bind())
         await ranks.ready(120)
