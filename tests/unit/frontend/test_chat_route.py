@@ -30,6 +30,7 @@ async def test_a_reply_has_the_published_shape(embedded):
                 }
             ],
             "usage": USAGE,
+            "metadata": {"weight_version": "default"},
         }
 
 

@@ -31,6 +31,7 @@ async def test_a_text_is_continued(embedded):
                 "total_tokens": 3,
                 "prompt_tokens_details": {"cached_tokens": 0},
             },
+            "metadata": {"weight_version": "default"},
         }
 
 

@@ -1,0 +1,103 @@
+# ruff: noqa: E501  a row of a table is a line
+"""Where it is tested what the serving surface promises, and what users complained of elsewhere.
+
+A promise without a test, or one whose test was renamed away, fails here.
+"""
+
+import ast
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parents[1]
+FRONTEND = "unit/frontend"
+
+PROMISES = {
+    "completions": f"{FRONTEND}/test_completion_route.py::a_text_is_continued",
+    "list and token-id prompts": f"{FRONTEND}/test_completion_route.py::every_kind_of_prompt_is_taken",
+    "chat completions, streamed": f"{FRONTEND}/test_chat_route.py::a_stream_begins_with_the_role_and_ends_with_reason_usage_and_sentinel",
+    "tools and streamed arguments": f"{FRONTEND}/test_tool_calls_route.py::calls_come_apart_from_the_text_streamed_or_not",
+    "tool_choice": f"{FRONTEND}/test_tool_calls_route.py::a_forced_call_is_the_engines_grammar",
+    "reasoning apart": f"{FRONTEND}/test_tool_calls_route.py::reasoning_comes_apart_with_calls_behind_it",
+    "response_format": "e2e/test_held_answers.py::answers_of_many_kinds_fit_while_free_ones_run_beside_them",
+    "log probabilities, also of others": f"{FRONTEND}/test_chat_route.py::log_probabilities_come_with_their_tokens",
+    "echo and prompt log probabilities": "e2e/test_evaluations.py::prompts_are_repeated_in_columns_that_line_up",
+    "n": f"{FRONTEND}/test_chat_route.py::several_answers_differ_by_seed_and_count_the_prompt_once",
+    "best_of": f"{FRONTEND}/test_openai_parameters.py::the_likeliest_answers_of_several_are_given",
+    "seed": "e2e/test_asking.py::a_seed_repeats_an_answer_and_another_seed_does_not",
+    "stop strings": f"{FRONTEND}/test_chat_route.py::a_stop_string_across_tokens_ends_the_answer_and_the_work",
+    "stop ids": f"{FRONTEND}/test_chat_route.py::the_token_that_ends_an_answer_is_no_text_of_it",
+    "min_tokens": f"{FRONTEND}/test_chat_route.py::nothing_ends_an_answer_that_is_shorter_than_min_tokens",
+    "bias, min_p, penalties, top_k": f"{FRONTEND}/test_chat_route.py::parameters_reach_the_engine",
+    "salts and further samplers": f"{FRONTEND}/test_openai_parameters.py::words_ids_salts_and_samplers_reach_the_engine",
+    "usage in streams": f"{FRONTEND}/test_chat_route.py::continuous_usage_grows_with_the_answer",
+    "cached_tokens": f"{FRONTEND}/test_completion_route.py::a_text_is_continued",
+    "models": f"{FRONTEND}/test_chat_route.py::every_name_of_the_model_is_answered_under_its_first",
+    "embeddings": f"{FRONTEND}/test_embeddings_route.py::every_kind_of_input_has_a_vector_of_length_one_in_its_order",
+    "responses": f"{FRONTEND}/test_responses_route.py::an_answer_has_the_published_shape",
+    "messages": f"{FRONTEND}/test_messages_route.py::an_answer_has_the_published_shape",
+    "count_tokens": f"{FRONTEND}/test_messages_route.py::tokens_are_counted_without_an_answer",
+    "tokenize and detokenize": f"{FRONTEND}/test_native_routes.py::text_becomes_ids_and_ids_become_text",
+    "health": f"{FRONTEND}/test_serving.py::health_tells_a_stall_from_idleness",
+    "liveness and readiness": f"{FRONTEND}/test_native_routes.py::probes_tell_a_dead_engine_from_a_dead_server",
+    "health_generate": f"{FRONTEND}/test_native_routes.py::a_generated_token_of_every_engine_is_a_probe",
+    "metrics on the same port": f"{FRONTEND}/test_serving.py::metrics_count_what_happened",
+    "generate": f"{FRONTEND}/test_native_routes.py::a_text_is_continued_with_its_ids_and_what_it_cost",
+    "abort": f"{FRONTEND}/test_native_routes.py::a_request_is_ended_by_any_of_its_ids",
+    "abort all": f"{FRONTEND}/test_native_routes.py::all_requests_are_ended_together_streams_too",
+    "pause and resume": f"{FRONTEND}/test_control_routes.py::a_route_asks_every_engine",
+    "sleep and wake": "e2e/test_operations.py::sleep_gives_weights_and_pages_back_and_the_same_text_comes_after",
+    "weights from disk": "e2e/test_operations.py::weights_from_disk_take_the_place_of_those_that_serve",
+    "profiles": f"{FRONTEND}/test_control_routes.py::a_profile_is_asked_of_every_engine_under_one_name",
+    "loads": f"{FRONTEND}/test_native_routes.py::loads_are_told_rank_by_rank_and_summed",
+    "server_info": f"{FRONTEND}/test_native_routes.py::server_info_has_every_setting_and_no_key",
+    "request ids": f"{FRONTEND}/test_refusals.py::a_request_id_comes_back_and_may_not_be_in_use",
+    "debug/kv": f"{FRONTEND}/test_cache_states.py::debug_kv_shows_every_pool_and_that_no_page_is_lost",
+    "the document": f"{FRONTEND}/test_native_routes.py::the_routes_are_documented_without_the_net",
+    "priorities": f"{FRONTEND}/test_chat_route.py::a_priority_travels_beside_a_choice",
+    "token ids": f"{FRONTEND}/test_token_ids.py::a_whole_reply_has_the_ids_of_prompt_and_answer",
+    "keys": f"{FRONTEND}/test_access.py::each_class_of_route_is_opened_by_its_keys",
+    "origins": f"{FRONTEND}/test_bounds.py::pages_of_an_allowed_origin_may_call_and_others_may_not",
+    "TLS": f"{FRONTEND}/test_bounds.py::https_is_spoken_with_a_certificate",
+    "deadlines": f"{FRONTEND}/test_bounds.py::a_request_that_takes_too_long_ends_with_408_and_its_work_too",
+    "concurrent streams": f"{FRONTEND}/test_bounds.py::more_streams_than_are_allowed_are_told_to_come_back",
+    "several workers": f"{FRONTEND}/test_workers.py::every_worker_answers_by_the_one_link",
+}
+
+COMPLAINTS = {
+    "work goes on behind a closed connection": f"{FRONTEND}/test_complaints.py::a_closed_connection_ends_its_work_whether_it_streams_or_not",
+    "one id twice hangs or kills": f"{FRONTEND}/test_complaints.py::of_two_posts_with_one_id_at_the_same_time_one_is_answered_and_one_refused",
+    "a bad schema kills the server for everyone": "e2e/test_held_answers.py::a_grammar_that_never_compiles_is_the_clients_fault_by_name",
+    "broken characters in streams": f"{FRONTEND}/test_detokenizer.py::any_text_streams_whole_in_any_cut",
+    "stop strings leak, or tails are lost": f"{FRONTEND}/test_stop_strings.py::what_is_emitted_is_the_text_cut_at_the_first_match",
+    "aborted requests are missing from counters": f"{FRONTEND}/test_complaints.py::every_answer_is_counted_once_however_it_ends",
+    "a metric's exception kills a stream": f"{FRONTEND}/test_complaints.py::figures_that_make_no_sense_fail_no_request",
+    "memory grows with every request": f"{FRONTEND}/test_complaints.py::nothing_of_a_request_stays_behind",
+    "a long prompt freezes health": f"{FRONTEND}/test_complaints.py::health_answers_while_twenty_megabytes_are_read",
+    "health is green while the engine is dead": f"{FRONTEND}/test_serving.py::health_tells_a_stall_from_idleness",
+    "an id beyond the vocabulary kills the engine": f"{FRONTEND}/test_complaints.py::a_bias_beyond_the_vocabulary_is_refused_with_the_id",
+    "echo with max_tokens 0 crashes": f"{FRONTEND}/test_openai_parameters.py::a_prompt_alone_is_scored_without_an_answer",
+    "arguments are lost unless tokens come alone": f"{FRONTEND}/test_answer_parts.py::any_split_of_any_text_has_the_same_parts",
+    "SIGTERM breaks off everybody": "e2e/test_starting_and_stopping.py::a_drain_finishes_what_runs_refuses_what_comes_and_ends_with_0",
+    "a failing stream just ends": f"{FRONTEND}/test_streams.py::an_engine_that_dies_mid_stream_leaves_a_framed_error",
+    "an aborted stream hides reason and cost": f"{FRONTEND}/test_complaints.py::a_stream_that_the_server_ends_says_why_and_what_it_cost",
+    "empty prompts hang": f"{FRONTEND}/test_complaints.py::empty_prompts_have_a_documented_result",
+    "a slow reader stalls others": f"{FRONTEND}/test_streams.py::a_client_that_reads_slowly_stalls_nobody",
+    "workers outlive their parent": "unit/launcher/test_http_workers.py::workers_end_with_their_owner",
+    "no reason for a hang at the start": "unit/launcher/test_http_workers.py::a_worker_that_never_serves_fails_the_start",
+    "log probabilities shift with cached prefixes": "unit/device/test_prompt_logprobs.py::what_is_told_of_was_computed_and_the_rest_may_be_cached",
+}
+
+
+@cache
+def _tests_of(file: str) -> frozenset[str]:
+    nodes = ast.walk(ast.parse((TESTS / file).read_text()))
+    kinds = ast.FunctionDef | ast.AsyncFunctionDef
+    return frozenset(node.name for node in nodes if isinstance(node, kinds))
+
+
+@pytest.mark.parametrize("what", [*PROMISES, *COMPLAINTS])
+def test_everything_that_is_promised_has_a_test_that_exists(what):
+    file, _, name = (PROMISES | COMPLAINTS)[what].partition("::")
+    assert f"test_{name}" in _tests_of(file)
