@@ -1,6 +1,7 @@
 """Time of a forward through the data plane: decode steps and a prefill, without a scheduler.
 
-    python benchmarks/device.py [--json FILE] [--model MODEL] [--dtype auto] [--batch 1 16 64]
+    python benchmarks/device.py [--json FILE] [--model MODEL] [--dtype auto] [--quantization auto]
+        [--batch 1 16 64]
 
 Decode steps are queued one ahead, as the loop does, behind a context of 256 tokens;
 `decode_ms` is the median time from one result to the next. `prefill_ms` is one chunk
@@ -24,7 +25,14 @@ from drumline.contract.cache import BlockMoves
 from drumline.contract.plan import Batch, Bound, Plan, TablePatch
 from drumline.contract.ports import Dispatch
 from drumline.contract.request import Admission, Sampling
-from drumline.core.config import CacheConfig, Config, Dtype, ModelConfig, ScheduleConfig
+from drumline.core.config import (
+    CacheConfig,
+    Config,
+    Dtype,
+    ModelConfig,
+    Quantization,
+    ScheduleConfig,
+)
 from drumline.device.build import build
 from drumline.device.data_plane import QueuedDataPlane
 from drumline.device.forward_thread import ForwardThread
@@ -127,7 +135,12 @@ def measured(asked, *, deterministic):
     thread = ForwardThread()
     largest = max(asked.batch)
     config = Config(
-        model=ModelConfig(model=asked.model, dtype=asked.dtype, deterministic=deterministic),
+        model=ModelConfig(
+            model=asked.model,
+            dtype=asked.dtype,
+            quantization=asked.quantization,
+            deterministic=deterministic,
+        ),
         cache=CacheConfig(max_total_tokens=largest * (CONTEXT + asked.steps + 32) + PREFILL),
         schedule=ScheduleConfig(max_num_seqs=largest),
     )
@@ -149,6 +162,7 @@ def main():
     arguments.add_argument("--json", type=Path)
     arguments.add_argument("--model")
     arguments.add_argument("--dtype", type=Dtype, default=Dtype.AUTO)
+    arguments.add_argument("--quantization", type=Quantization, default=Quantization.AUTO)
     arguments.add_argument("--batch", type=int, nargs="*", default=[1, 16, 64])
     arguments.add_argument("--steps", type=int, default=40)
     asked = arguments.parse_args()

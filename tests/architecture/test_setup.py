@@ -22,6 +22,7 @@ case "$1 $2" in
     [ "$3" = --version ] && exit 0
     echo "$* index=$PIP_EXTRA_INDEX_URL retries=$PIP_RETRIES" >>"$CALLS"
     if [ -n "$BROKEN" ]; then echo "WARNING: slow" >&2; echo "ERROR: no $BROKEN" >&2; exit 1; fi ;;
+"-m drumline.device.kernels") echo "native kernels for this"; exit "${NO_KERNELS:-0}" ;;
 "-c import ensurepip, venv") [ -z "$NO_VENV" ] ;;
 *) exec "$REAL" "$@" ;;
 esac
@@ -90,7 +91,8 @@ def test_it_says_what_it_is_at_and_may_be_run_again(setup):
     first, again = setup.run(), setup.run()
     assert first.stdout == again.stdout
     assert first.stdout.splitlines()[0].startswith("setup: torch")
-    assert len(first.stdout.splitlines()) == 4
+    assert len(first.stdout.splitlines()) == 6
+    assert first.stdout.splitlines()[-1] == "native kernels for this"
     shutil.rmtree(setup.venv / "bin")
     assert setup.run().returncode == 0, "a half-made environment is made anew"
     first, anew = Path(f"{setup.calls}.venv").read_text().splitlines()
@@ -124,6 +126,12 @@ def test_a_system_package_that_lacks_is_named_with_the_line_that_installs_it(
     assert told in done.stderr
     assert "install" in done.stderr.split(told)[1]
     assert not setup.installed
+
+
+def test_kernels_that_cannot_be_had_stop_nothing(setup):
+    done = setup.run(NO_KERNELS="1")
+    assert done.returncode == 0
+    assert "kernels could not be tried" in done.stderr
 
 
 def test_what_there_is_not_to_set_up_is_refused(setup):

@@ -56,8 +56,8 @@ def test_sleep_gives_weights_and_pages_back_and_the_same_text_comes_after(server
         done(http, "/sleep")
         assert http.get("/is_sleeping").json() == {"is_sleeping": True}
         asleep = resident(server)
-        # Of weights alone there are 256 MiB in bfloat16, and twice that in float32.
-        assert awake - asleep > 256 * MIB, (awake / MIB, asleep / MIB)
+        # Of weights alone there are 92 MiB as they are stored, and more as floats.
+        assert awake - asleep > 92 * MIB, (awake / MIB, asleep / MIB)
         refused = http.post("/resume")
         assert refused.status_code == 400
         assert "memory is released (weights, kv_cache)" in refused.json()["message"]
@@ -75,8 +75,10 @@ def test_sleep_gives_weights_and_pages_back_and_the_same_text_comes_after(server
 def test_a_keep_pause_amid_streams_changes_none_of_them(http):
     prompts = [f"The {n}th of all the drummers in the band said that" for n in range(STREAMS)]
     with concurrent.futures.ThreadPoolExecutor(STREAMS) as pool:
-        alone = list(pool.map(lambda prompt: complete(http, prompt, max_tokens=24), prompts))
-        asked = [pool.submit(complete, http, prompt, max_tokens=24) for prompt in prompts]
+        # Long enough to be met at it.
+        long = {"max_tokens": 160, "ignore_eos": True}
+        alone = list(pool.map(lambda prompt: complete(http, prompt, **long), prompts))
+        asked = [pool.submit(complete, http, prompt, **long) for prompt in prompts]
         eventually(lambda: running(http) > 1, 20)
         done(http, "/pause", mode="keep")
         assert http.get("/is_paused").json() == {"is_paused": True}

@@ -29,8 +29,6 @@ EQUIVALENTS: dict[str, str] = {
     "--no-enable-log-requests": _LESS_LOG,
     "--disable-log-stats": _LESS_LOG,
     "--load-format": _CHECKPOINT,
-    "--quantization": _CHECKPOINT,
-    "-q": _CHECKPOINT,
     "--revision": "fetch that revision with `hf download` and name its directory as --model",
     "--hf-overrides": "change the checkpoint's config.json",
     "--download-dir": "set the variable HF_HOME",

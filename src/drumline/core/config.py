@@ -68,6 +68,17 @@ class Dtype(StrEnum):
     FLOAT32 = "float32"
 
 
+class Quantization(StrEnum):
+    """Whether weights that a checkpoint stores as small integers are computed as such."""
+
+    AUTO = "auto"
+    """Where there are kernels for it, unless --dtype names a float type for them."""
+    GGUF = "gguf"
+    """Always: what cannot be is refused."""
+    NONE = "none"
+    """Never: they become floats of --dtype as they are read."""
+
+
 class LogLevel(StrEnum):
     """How much a process says."""
 
@@ -160,6 +171,15 @@ class ModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             "else float32"
         ),
     ] = Dtype.AUTO
+    quantization: Annotated[
+        Quantization,
+        Meta(
+            description="auto computes the 4- and 8-bit weights of GGUF files as they are, where "
+            "the processor has AVX2 and --dtype is auto; none turns them into floats of --dtype; "
+            "gguf refuses to start where they would be",
+            extra=_flags("-q"),
+        ),
+    ] = Quantization.AUTO
     max_model_len: Annotated[
         ContextTokens | None,
         Meta(

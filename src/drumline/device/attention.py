@@ -28,8 +28,9 @@ class AttentionBatch:
     """
 
     __slots__ = (
+        "_decodes",
+        "_page",
         "blocks",
-        "decodes",
         "history",
         "lengths",
         "positions",
@@ -64,7 +65,17 @@ class AttentionBatch:
         blocks = table.gather(rows, int(counts.max())).astype(np.int64)
         blocks[np.arange(blocks.shape[1]) >= counts[:, None]] = 0
         self.blocks = torch.from_numpy(blocks)
-        self.decodes = _decode_groups(lengths, prefixes, starts, self.blocks, page)
+        self._page = page
+        self._decodes: list[_DecodeGroup] | None = None
+
+    @property
+    def decodes(self) -> "list[_DecodeGroup]":
+        """The rows of one token each, in groups of like context."""
+        if self._decodes is None:
+            self._decodes = _decode_groups(
+                self.lengths, self.prefixes, self.starts, self.blocks, self._page
+            )
+        return self._decodes
 
 
 class _DecodeGroup:
@@ -135,6 +146,10 @@ class LayerFence(Protocol):
 class Attention(Protocol):
     """A back end: writes a batch's keys and values to the pool and attends."""
 
+    @property
+    def pool(self) -> KvPool:
+        """Where keys and values are kept."""
+
     def __call__(
         self,
         layer: int,
@@ -163,10 +178,10 @@ def store(pool: KvPool, layer: int, key: Tensor, value: Tensor, batch: Attention
 class TorchAttention:
     """The reference back end."""
 
-    __slots__ = ("_pool",)
+    __slots__ = ("pool",)
 
     def __init__(self, pool: KvPool) -> None:
-        self._pool = pool
+        self.pool = pool
 
     def __call__(
         self,
@@ -177,8 +192,8 @@ class TorchAttention:
         batch: AttentionBatch,
         window: int | None,
     ) -> Tensor:
-        keys, values = self._pool.keys[layer], self._pool.values[layer]
-        store(self._pool, layer, key, value, batch)
+        keys, values = self.pool.keys[layer], self.pool.values[layer]
+        store(self.pool, layer, key, value, batch)
         out = torch.empty_like(query)
         for group in batch.decodes:
             out[group.tokens] = _decode(group, query, keys, values, window)
@@ -189,7 +204,7 @@ class TorchAttention:
             if prefix == 0:
                 context = key[span], value[span]
             else:
-                width = -(-(prefix + length) // self._pool.shape.tokens)
+                width = -(-(prefix + length) // self.pool.shape.tokens)
                 index = batch.blocks[row, :width]
                 context = (
                     keys.index_select(0, index).view(-1, *key.shape[1:])[: prefix + length],

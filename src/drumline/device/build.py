@@ -1,35 +1,28 @@
 """Building the device: everything complete, returned by how long it may be held.
 
-It resolves what an operator left open (float type, context) against the checkpoint and
-the processor; `budget` does so for memory. What is needed only at start-up stays here.
+What an operator left open is settled by `backends` for kernels and float types, by `budget` for
+memory. What is needed only at start-up stays here.
 """
 
 import logging
-import platform
-from pathlib import Path
 
 import torch
 from msgspec import Struct
 
 from drumline.contract.specs import CacheGroup, DeviceSpecs, ModelFacts
 from drumline.core.clock import SystemClock
-from drumline.core.config import Config, Dtype, WeightUpdatePolicy
-from drumline.core.errors import ConfigError
+from drumline.core.config import Config, WeightUpdatePolicy
 from drumline.core.model_files import find_model
-from drumline.device.attention import TorchAttention
-from drumline.device.blocks import Apportioned, in_blocks, whole
+from drumline.device.backends import chosen
 from drumline.device.budget import MIB, available_bytes, budget_of
 from drumline.device.executor import Executor
-from drumline.device.fixed_attention import FixedAttention
 from drumline.device.forward_thread import ForwardThread
 from drumline.device.handle import DeviceHandle
 from drumline.device.history import TokenHistory
 from drumline.device.host_cache import HostCache
 from drumline.device.kv import BlockTable, KvPool
-from drumline.device.layers import Backend, TorchLinear
 from drumline.device.models.checkpoint import open_checkpoint
 from drumline.device.models.config import context_tokens
-from drumline.device.models.decoder import weight_count
 from drumline.device.models.shard import most_kv_heads, shard_of
 from drumline.device.page import BLOCK_TOKENS, check_granularity
 from drumline.device.parallel import Alone, TensorGroup
@@ -41,15 +34,8 @@ from drumline.device.weight_loader import WeightLoader
 
 _log = logging.getLogger(__name__)
 
-_DTYPES = {
-    Dtype.FLOAT32: torch.float32,
-    Dtype.BFLOAT16: torch.bfloat16,
-    Dtype.FLOAT16: torch.float16,
-}
 _COPY_THREADS = 8
 """Threads that copy between KV pool and host memory: a few use up the memory's bandwidth."""
-_MOST_EXACT_SUMMANDS = 2
-"""Of so many ranks, a sum has the same bits whichever comes first."""
 
 
 class StartUp(Struct, frozen=True):
@@ -83,30 +69,18 @@ def _build(config: Config, group: TensorGroup) -> DeviceBuild:
     checkpoint = open_checkpoint(files)
     model = checkpoint.config
     max_model_len = context_tokens(config.model.max_model_len, model)
-    dtype = _resolve_dtype(config.model.dtype, model.stored_dtype)
     granularity = config.cache.prefix_granularity
     check_granularity(granularity)
     shard = shard_of(model, group.index, group.size)
+    how = chosen(config.model, model, group.size)
+    dtype, backend = how.dtype, how.backend
     # Of the rank that holds most: all of a group have as many pages.
     kv_heads = most_kv_heads(model, group.size)
     page_bytes = 2 * model.layers * kv_heads * model.head_dim * BLOCK_TOKENS * dtype.itemsize
-    weights = weight_count(model, shard)
-    # Before anything is loaded, so that an oversized model is refused and not killed.
-    budget = budget_of(config, page_bytes, weights * dtype.itemsize, group)
-
     device = torch.device("cpu")
-    backend = Backend("torch", TorchLinear, TorchAttention)
-    apportioned: Apportioned = whole
-    if config.model.deterministic:
-        if group.size > _MOST_EXACT_SUMMANDS:
-            raise ConfigError(
-                "--deterministic",
-                f"{group.size} tensor-parallel ranks sum in an order that depends on the batch; "
-                f"at most {_MOST_EXACT_SUMMANDS} do not",
-            )
-        backend = Backend("torch, deterministic", TorchLinear, FixedAttention)
-        apportioned = in_blocks
-    loader = WeightLoader(model, backend, dtype, device, group, apportioned, available_bytes)
+    loader = WeightLoader(model, backend, dtype, device, group, how.apportioned, available_bytes)
+    # Before anything is loaded, so that an oversized model is refused and not killed.
+    budget = budget_of(config, page_bytes, loader.bytes_of(checkpoint), group)
     loaded = loader.load(checkpoint)
     pool = KvPool(
         layers=model.layers,
@@ -132,8 +106,8 @@ def _build(config: Config, group: TensorGroup) -> DeviceBuild:
     cache = HostCache(
         pool, executor, budget.host, min(torch.get_num_threads(), _COPY_THREADS), clock
     )
-    load_ms = (clock.now_us() - started) // 1000
     dtype_name = str(dtype).removeprefix("torch.")
+    load_ms = (clock.now_us() - started) // 1000
     _log.info(
         "loaded %s in %d ms: %s back end, %s on cpu, %d threads; KV pool: %d pages of %d tokens, "
         "%d MiB; host cache: %d pages; suspended requests: %d pages",
@@ -181,31 +155,3 @@ def _build(config: Config, group: TensorGroup) -> DeviceBuild:
     )
     handle = DeviceHandle(executor, pool, table, sampler, cache, serving, Profiler(device, clock))
     return DeviceBuild(specs, handle, StartUp(load_ms, budget.pool_bytes))
-
-
-def _resolve_dtype(asked: Dtype, stored: str) -> torch.dtype:
-    """Return the float type to compute in; `auto` takes the checkpoint's where that is native."""
-    if asked is not Dtype.AUTO:
-        return _DTYPES[asked]
-    if stored == "float32":
-        return torch.float32
-    # Quantized checkpoints were made from half-precision ones. float16 overflows where
-    # bfloat16 does not, and no processor here is quicker at it.
-    if has_native_bfloat16():
-        return torch.bfloat16
-    _log.info(
-        "computing in float32: the checkpoint is %s, and this processor has no native bfloat16",
-        stored,
-    )
-    return torch.float32
-
-
-def has_native_bfloat16() -> bool:
-    """Whether the processor multiplies bfloat16 matrices by instructions of its own."""
-    cpuinfo = Path("/proc/cpuinfo")
-    if platform.machine() not in ("x86_64", "AMD64") or not cpuinfo.is_file():
-        return False
-    flags = next(
-        (line for line in cpuinfo.read_text().splitlines() if line.startswith("flags")), ""
-    )
-    return "avx512_bf16" in flags.split() or "amx_bf16" in flags.split()

@@ -25,10 +25,10 @@ _attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 class FixedAttention:
     """The reference back end of `--deterministic`. Computes in float32, whatever the pool holds."""
 
-    __slots__ = ("_pool",)
+    __slots__ = ("pool",)
 
     def __init__(self, pool: KvPool) -> None:
-        self._pool = pool
+        self.pool = pool
 
     def __call__(
         self,
@@ -39,8 +39,8 @@ class FixedAttention:
         batch: AttentionBatch,
         window: int | None,
     ) -> Tensor:
-        keys, values = self._pool.keys[layer], self._pool.values[layer]
-        store(self._pool, layer, key, value, batch)
+        keys, values = self.pool.keys[layer], self.pool.values[layer]
+        store(self.pool, layer, key, value, batch)
         out = torch.empty_like(query)
         tokens, heads, dim = query.shape
         kv_heads = key.shape[1]
@@ -69,7 +69,7 @@ class FixedAttention:
 
     def _context(self, side: Tensor, blocks: Tensor, width: int) -> Tensor:
         """Return one row's keys or values, `[1, kv_heads, width, head_dim]`, float32."""
-        columns = width // self._pool.shape.tokens
+        columns = width // self.pool.shape.tokens
         index = torch.zeros(columns, dtype=torch.int64)
         held = min(columns, len(blocks))
         index[:held] = blocks[:held]

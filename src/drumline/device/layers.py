@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from drumline.device.attention import Attention
+from drumline.device.kernels.native import Machine
 from drumline.device.kv import KvPool
 from drumline.device.parallel import TensorGroup
 
@@ -25,11 +26,15 @@ class Linear(Protocol):
 
 
 class Backend(Struct, frozen=True):
-    """The kernels a model is built on. `linear` takes the weight `[out, in]` and the bias over."""
+    """The kernels a model is built on. `linear` takes the weight `[out, in]` and the bias over.
+
+    Weights that are stored as small integers stay so if there is a `machine` to compute them.
+    """
 
     name: str
     linear: Callable[[Tensor, Tensor | None], Linear]
     attention: Callable[[KvPool], Attention]
+    machine: Machine | None = None
 
 
 class TorchLinear:
@@ -58,6 +63,13 @@ class SummedLinear:
         return self._group.sum(self._own(x))
 
 
+class Vectors(Protocol):
+    """A vocabulary's vectors, however they are kept."""
+
+    def __call__(self, ids: Tensor) -> Tensor:
+        """Map `[tokens]` to `[tokens, hidden]`."""
+
+
 class Embedding:
     """The vectors of token ids."""
 
@@ -71,19 +83,23 @@ class Embedding:
 
 
 class PartEmbedding:
-    """An embedding whose vocabulary lies in parts over a group's ranks; `start` is this one's."""
+    """An embedding whose vocabulary lies in parts over a group's ranks.
 
-    __slots__ = ("_group", "_start", "_weight")
+    This one has `count` entries from `start` on.
+    """
 
-    def __init__(self, weight: Tensor, start: int, group: TensorGroup) -> None:
-        self._weight = weight
+    __slots__ = ("_count", "_group", "_own", "_start")
+
+    def __init__(self, own: Vectors, start: int, count: int, group: TensorGroup) -> None:
+        self._own = own
         self._start = start
+        self._count = count
         self._group = group
 
     def __call__(self, ids: Tensor) -> Tensor:
         own = ids - self._start
-        foreign = (own < 0) | (own >= len(self._weight))
-        found = functional.embedding(own.masked_fill(foreign, 0), self._weight)
+        foreign = (own < 0) | (own >= self._count)
+        found = self._own(own.masked_fill(foreign, 0))
         # Others add zeros to what one rank has: the sum is exact.
         return self._group.sum(found.masked_fill_(foreign.unsqueeze(1), 0))
 
@@ -114,14 +130,14 @@ class PartHead:
 class RmsNorm:
     """Root mean square normalization over the last dimension."""
 
-    __slots__ = ("_eps", "_weight")
+    __slots__ = ("_eps", "weight")
 
     def __init__(self, weight: Tensor, eps: float) -> None:
-        self._weight = weight
+        self.weight = weight
         self._eps = eps
 
     def __call__(self, x: Tensor) -> Tensor:
-        return functional.rms_norm(x, self._weight.shape, self._weight, self._eps)
+        return functional.rms_norm(x, self.weight.shape, self.weight, self._eps)
 
 
 class Rotary:

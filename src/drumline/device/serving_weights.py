@@ -200,6 +200,11 @@ class ServingWeights:
     def _place(self, name: str) -> Place:
         places = self._live.places
         place = places.get(name)
+        if name in self._live.packed:
+            raise RefusedError(
+                f"{name} stays in the small integers that its file has, which are neither written "
+                "nor read by name; start with --quantization none"
+            )
         if place is None:
             close = difflib.get_close_matches(name, places, 1)
             hint = close[0] if close else next(iter(places))

@@ -19,7 +19,8 @@ from drumline.device.blocks import Apportioned
 from drumline.device.layers import Backend
 from drumline.device.models.checkpoint import Checkpoint, open_checkpoint
 from drumline.device.models.config import DecoderConfig
-from drumline.device.models.decoder import Decoder, load_decoder, weight_count
+from drumline.device.models.decoder import Decoder, weight_count
+from drumline.device.models.loading import load_decoder
 from drumline.device.models.shard import shard_of
 from drumline.device.parallel import TensorGroup
 from drumline.device.weights.gguf import ROPE_FACTORS
@@ -43,6 +44,8 @@ class Loaded(Struct, frozen=True, eq=False):
     decoder: Decoder
     store: WeightStore
     places: dict[str, Place]
+    packed: frozenset[str] = frozenset()
+    """Weights without a place, as they stayed small integers."""
 
 
 class WeightLoader:
@@ -67,6 +70,13 @@ class WeightLoader:
         self._available_bytes = available_bytes
         self._count = weight_count(config, shard_of(config, group.index, group.size))
 
+    def bytes_of(self, checkpoint: Checkpoint) -> int:
+        """Return how much memory this rank's part of a checkpoint takes."""
+        whole = self._count * self._dtype.itemsize
+        if self._backend.machine is None:
+            return whole
+        return whole - checkpoint.weights.spared_bytes(self._dtype.itemsize) // self._group.size
+
     def load(self, checkpoint: Checkpoint) -> Loaded:
         """Read the weights. Raises ConfigError naming the file of what is missing or misshapen."""
         store = WeightStore(self._dtype, self._device)
@@ -83,9 +93,13 @@ class WeightLoader:
         places = source.places
         # No weight, but what goes into a table that is made of it.
         places.pop(ROPE_FACTORS, None)
+        packed = frozenset(source.packed - places.keys())
         if self._config.tied_embeddings:
-            places[_HEAD] = places[_EMBEDDING]
-        return Loaded(decoder, store, places)
+            if _EMBEDDING in packed:
+                packed |= {_HEAD}
+            else:
+                places[_HEAD] = places[_EMBEDDING]
+        return Loaded(decoder, store, places, packed)
 
     def opened(self, source: DiskWeights, *, beside: bool) -> Checkpoint:
         """Open a checkpoint that is to take the place of the one that serves.
@@ -101,7 +115,7 @@ class WeightLoader:
                     source.path, f"{name} is {others[name]} there, and {value} in what is served"
                 )
         if beside:
-            self.check_room(source.path, self._count * self._dtype.itemsize)
+            self.check_room(source.path, self.bytes_of(checkpoint))
         return checkpoint
 
     def check_room(self, what: str, needed: int) -> None:

@@ -1,5 +1,7 @@
 """The embedded model says what `transformers` makes of the same weights in float32."""
 
+from functools import partial
+
 import gguf
 import numpy as np
 import pytest
@@ -7,12 +9,22 @@ import torch
 import transformers
 
 from drumline.contract.request import Sampling
-from drumline.core.config import CacheConfig, Config, Dtype, ModelConfig, ScheduleConfig
+from drumline.core.config import (
+    CacheConfig,
+    Config,
+    Dtype,
+    ModelConfig,
+    Quantization,
+    ScheduleConfig,
+)
 from drumline.core.gguf_file import read_gguf
 from drumline.core.model_files import find_model
+from drumline.device.attention import AttentionBatch
+from drumline.device.kv import BlockTable
 from drumline.device.weights.gguf import gguf_name
+from drumline.frontend.text.gguf_tokenizer import gguf_tokenizer
 
-from .conftest import Rig
+from .conftest import Rig, ints
 from .small_rank import SmallDevice, SmallRank
 
 PROMPTS = 20
@@ -85,8 +97,80 @@ def test_greedy_ids_of_twenty_prompts_are_those_of_transformers(transformers_mod
         assert logits[0, len(prompt) - 1 :].argmax(1).tolist() == ours
 
 
-def test_with_deterministic_it_says_the_same_alone_and_in_company():
-    device = SmallDevice(None, pages=40, model={"deterministic": True})
+TEXT = """The ferry to the island leaves at seven in the morning, when the fog still lies on the
+water and the gulls sit in rows along the harbour wall. Most of the passengers are fishermen on
+their way home, with baskets that smell of salt and diesel. A few are teachers, who rent rooms
+above the bakery from Monday to Friday and spend their evenings correcting papers by the light of
+a single lamp. Nobody talks much before the first coffee.
+
+In 1924 an engineer from the mainland measured the depth of the strait at forty-two points. His
+notebook, which is kept in the town library, says that a bridge of six arches could be built for
+less than the price of two new ships, provided that the stone came from the quarry behind the
+church. The council thanked him, paid him for three weeks of work, and bought the ships. They
+were called Hope and Patience, and the second one sank in its first winter.
+
+To make the soup that is served on board, cut two onions and a leek into thin rings and let them
+soften in butter. Add a spoonful of flour, stir, and pour in a litre of stock, a little at a time,
+so that no lumps form. After twenty minutes put in the potatoes, and when they are almost done,
+the fish. It must not boil any more from then on. Salt it at the very end, because the stock is
+salty already, and hand it round with dark bread.
+
+When a computer program sorts a list, it compares pairs of entries and swaps those that stand in
+the wrong order. The simplest way to do this looks at every pair again and again; it is easy to
+understand and slow for long lists. A better one cuts the list in halves, sorts each half in the
+same way, and then merges the two. For a million entries the difference is that between a second
+and most of a day. The islanders, who sort letters by hand, do it by street."""
+
+
+@torch.inference_mode()
+def test_weights_as_they_are_stored_are_as_good_as_floats_of_them():
+    file = find_model(None)
+    tokenizer = gguf_tokenizer(read_gguf(file.path))
+    ids = torch.tensor(tokenizer.encode(TEXT, add_special=False))
+    assert len(ids) > 380
+    logits = []
+    for quantization in (Quantization.NONE, Quantization.GGUF):
+        device = Rig(
+            Config(
+                model=ModelConfig(dtype=Dtype.FLOAT32, quantization=quantization),
+                cache=CacheConfig(max_total_tokens=16 * 40),
+                schedule=ScheduleConfig(max_num_seqs=1),
+            )
+        )
+        try:
+            logits.append(device.thread.call(partial(_logits_of, device, ids)))
+        finally:
+            device.plane.shutdown()
+    exact, ours = (each.log_softmax(1) for each in logits)
+    following = ids[1:].unsqueeze(1)
+    lost = [-each[:-1].gather(1, following).mean() for each in (exact, ours)]
+    assert abs(float((lost[1] - lost[0]).exp()) - 1) < 0.01
+    divergence = (exact.exp() * (exact - ours)).sum(1)
+    assert float(divergence.mean()) <= 0.004
+    # The first token of a text, on which attention rests, is the least exact one.
+    assert float(divergence.max()) < 0.06
+    best = exact.topk(2, 1)
+    sure = best.values[:, 0] - best.values[:, 1] > 0.5
+    assert int(sure.sum()) > 100
+    assert torch.equal(ours.argmax(1)[sure], best.indices[:, 0][sure])
+
+
+def _logits_of(device, ids):
+    executor = device.built.handle._executor
+    table = BlockTable(2, 40)
+    table.patch(
+        np.ones(40, np.int32), np.arange(40, dtype=np.int32), np.arange(1, 41, dtype=np.int32)
+    )
+    shape = executor._attention.pool.shape
+    batch = AttentionBatch(table, ints(1), ints(len(ids)), ints(0), shape)
+    with torch.inference_mode():
+        return executor._model.forward(ids, batch, executor._attention, torch.arange(len(ids)))
+
+
+@pytest.mark.parametrize("quantization", [Quantization.NONE, Quantization.GGUF])
+def test_with_deterministic_it_says_the_same_alone_and_in_company(quantization):
+    model = {"deterministic": True, "quantization": quantization}
+    device = SmallDevice(None, pages=40, model=model)
     random = np.random.default_rng(3)
     prompts = [random.integers(0, 49152, length).tolist() for length in (37, 21)]
     ways = [Sampling(seed=1, top_p=0.9), Sampling(seed=2, temperature=1.2)]

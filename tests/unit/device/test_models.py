@@ -9,7 +9,8 @@ from drumline.device.attention import AttentionBatch, TorchAttention
 from drumline.device.kv import BlockTable, KvPool
 from drumline.device.layers import Backend, TorchLinear
 from drumline.device.models.checkpoint import open_checkpoint
-from drumline.device.models.decoder import load_decoder, weight_count
+from drumline.device.models.decoder import weight_count
+from drumline.device.models.loading import load_decoder
 from drumline.device.models.shard import shard_of
 from drumline.device.parallel import Alone
 from drumline.device.weights.store import WeightStore
@@ -21,13 +22,15 @@ PAGE = 16
 PROMPT = np.random.default_rng(3).integers(0, 320, TOKENS).astype(np.int32)
 
 
+REFERENCE = Backend("torch", TorchLinear, TorchAttention)
+
+
 class Loaded:
     """A decoder with memory of its own, fed without plans."""
 
-    def __init__(self, directory, group=None):
-        opened = open_checkpoint(find_model(str(directory)))
+    def __init__(self, directory, group=None, backend=REFERENCE):
+        opened = open_checkpoint(find_model(directory and str(directory)))
         self.config = config = opened.config
-        backend = Backend("torch", TorchLinear, TorchAttention)
         cpu = torch.device("cpu")
         group = group or Alone()
         self.decoder = load_decoder(

@@ -75,6 +75,8 @@ def write_gguf(path, model, architecture, quantization=TensorType.F32):
             halves = data.reshape(heads[part], 2, -1, *data.shape[1:])
             data = halves.swapaxes(1, 2).reshape(data.shape)
         kind = stored if data.ndim > 1 else gguf.GGMLQuantizationType.F32
+        if data.shape[-1] % BLOCKS[TensorType(kind)][0]:
+            kind = gguf.GGMLQuantizationType.F16
         writer.add_tensor(gguf_name(name), gguf.quantize(data, kind), raw_dtype=kind)
     if config.rope_parameters["rope_type"] == "llama3":
         plain = 1 / config.rope_parameters["rope_theta"] ** (np.arange(0, 16, 2) / 16)

@@ -29,6 +29,9 @@ class Llama3Rope(Struct, frozen=True):
     original_positions: int
 
 
+QUANTIZED = "quantized"
+
+
 class DecoderConfig(Struct, frozen=True, kw_only=True):
     """A Llama-like decoder: its sizes, and which of the family's variations it has."""
 
@@ -53,7 +56,7 @@ class DecoderConfig(Struct, frozen=True, kw_only=True):
     qk_norm: bool = False
     eos_token_ids: tuple[int, ...] = ()
     stored_dtype: str = "float32"
-    """The float type of the checkpoint; `quantized` where it has none."""
+    """The float type of the checkpoint; `QUANTIZED` where it has none."""
 
 
 _HF_ARCHITECTURES = (
@@ -292,7 +295,7 @@ def _stored_dtype(file: GgufFile) -> str:
         TensorType.F16: "float16",
         TensorType.BF16: "bfloat16",
     }
-    return plain[kinds.pop()] if len(kinds) == 1 and kinds <= plain.keys() else "quantized"
+    return plain[kinds.pop()] if len(kinds) == 1 and kinds <= plain.keys() else QUANTIZED
 
 
 def _checked(path: Path, config: DecoderConfig) -> DecoderConfig:

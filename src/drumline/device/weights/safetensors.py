@@ -8,7 +8,7 @@ from torch import Tensor
 
 from drumline.core.errors import ConfigError
 from drumline.core.model_files import read_json
-from drumline.device.weights.source import Cut, stored_shape
+from drumline.device.weights.source import Cut, StoredBlocks, stored_shape
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
@@ -32,6 +32,14 @@ class SafetensorsWeights:
 
     def has(self, name: str) -> bool:
         return name in self._places
+
+    def blocks(
+        self, _name: str, _shape: tuple[int, int], _cut: Cut | None = None
+    ) -> StoredBlocks | None:
+        return None
+
+    def spared_bytes(self, _itemsize: int) -> int:
+        return 0
 
     def read(self, name: str, out: Tensor, cut: Cut | None = None) -> None:
         place = self._places.get(name)

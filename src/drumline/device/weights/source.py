@@ -2,8 +2,12 @@
 
 from typing import Protocol
 
+import numpy as np
 from msgspec import Struct
+from numpy.typing import NDArray
 from torch import Tensor
+
+from drumline.core.gguf_file import TensorType
 
 
 class Span(Struct, frozen=True):
@@ -33,6 +37,16 @@ class Cut(Struct, frozen=True):
         return (*shape[: self.dim], self.span.whole, *shape[self.dim + 1 :])
 
 
+class StoredBlocks(Struct, frozen=True, eq=False):
+    """Rows of small integers as they lie in a checkpoint's file, in blocks of 32 values."""
+
+    kind: TensorType
+    data: NDArray[np.uint8]
+    offsets: NDArray[np.int64]
+    """Where in `data` each row's first block begins; a row's blocks lie back to back."""
+    columns: int
+
+
 class WeightSource(Protocol):
     """A checkpoint's tensors, read one by one into memory of their own."""
 
@@ -45,6 +59,17 @@ class WeightSource(Protocol):
         Raises ConfigError naming the file when the tensor is missing or its shape
         is not `out`'s, or not what `out` would be a part of.
         """
+
+    def blocks(
+        self, name: str, shape: tuple[int, int], cut: Cut | None = None
+    ) -> StoredBlocks | None:
+        """Return a part of shape `shape` as it is stored, or None where it is not in such blocks.
+
+        None as well for what `read` refuses.
+        """
+
+    def spared_bytes(self, itemsize: int) -> int:
+        """Return how much less memory blocks take than floats of `itemsize` bytes do."""
 
 
 def stored_shape(out: Tensor, cut: Cut | None) -> tuple[int, ...]:

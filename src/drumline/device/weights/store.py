@@ -61,6 +61,14 @@ class WeightStore:
     def new(self, shape: tuple[int, ...]) -> Tensor:
         """Return memory for a weight. Raises ConfigError when there is none left."""
         size = math.prod(shape) * self._dtype.itemsize
+        memory = self._take(size, f"a weight of shape {shape}")
+        return memory.view(self._dtype).view(shape)
+
+    def raw(self, size: int) -> Tensor:
+        """Return `size` zero bytes, uint8. Raises ConfigError when there are none left."""
+        return self._take(size, f"{size} packed bytes of weights")
+
+    def _take(self, size: int, what: str) -> Tensor:
         rounded = -(-size // _ALIGNED) * _ALIGNED
         try:
             if rounded > self._free:
@@ -68,13 +76,11 @@ class WeightStore:
                 self._pieces.append(Memory(self._free, self._device))
                 self._used.append(0)
         except (OSError, RuntimeError) as error:
-            raise ConfigError(
-                "--model", f"no memory for a weight of shape {shape}: {error}"
-            ) from error
+            raise ConfigError("--model", f"no memory for {what}: {error}") from error
         start = self._used[-1]
         self._used[-1] += rounded
         self._free -= rounded
-        return self._pieces[-1].bytes[start : start + size].view(self._dtype).view(shape)
+        return self._pieces[-1].bytes[start : start + size]
 
     def offload(self) -> None:
         """Keep the weights in a file without a name, and give their memory back.

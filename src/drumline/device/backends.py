@@ -1,0 +1,124 @@
+"""Which kernels a model is computed with, and in which float type.
+
+It settles what an operator left open against the checkpoint, the processor and what could be
+compiled, and says what it settled on. It loads nothing.
+"""
+
+import logging
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from msgspec import Struct
+
+from drumline.core.config import Dtype, ModelConfig, Quantization
+from drumline.core.errors import ConfigError
+from drumline.device.attention import Attention, TorchAttention
+from drumline.device.blocks import Apportioned, in_blocks, whole
+from drumline.device.fixed_attention import FixedAttention
+from drumline.device.kernels.native import Found, Machine, find_kernels
+from drumline.device.kernels.processor import instruction_sets
+from drumline.device.kernels.trial import tried
+from drumline.device.kv import KvPool
+from drumline.device.layers import Backend, TorchLinear
+from drumline.device.models.config import QUANTIZED, DecoderConfig
+from drumline.device.native_attention import POOLS, NativeAttention, fits
+
+_log = logging.getLogger(__name__)
+
+_DTYPES = {
+    Dtype.FLOAT32: torch.float32,
+    Dtype.BFLOAT16: torch.bfloat16,
+    Dtype.FLOAT16: torch.float16,
+}
+_MOST_EXACT_SUMMANDS = 2
+"""Of so many ranks, a sum has the same bits whichever comes first."""
+
+
+class Chosen(Struct, frozen=True, eq=False):
+    """How a model is computed. `dtype` is that of activations, and of weights that are floats."""
+
+    dtype: torch.dtype
+    backend: Backend
+    apportioned: Apportioned
+
+
+def chosen(asked: ModelConfig, model: DecoderConfig, ranks: int) -> Chosen:
+    """Return how a model is computed by `ranks` tensor-parallel ranks.
+
+    Raises ConfigError where that is not what was asked for.
+    """
+    if asked.deterministic and ranks > _MOST_EXACT_SUMMANDS:
+        raise ConfigError(
+            "--deterministic",
+            f"{ranks} tensor-parallel ranks sum in an order that depends on the batch; "
+            f"at most {_MOST_EXACT_SUMMANDS} do not",
+        )
+    found = find_kernels(tried)
+    packs = _packs(asked, model, found)
+    dtype = torch.float32 if packs else resolve_dtype(asked.dtype, model.stored_dtype)
+    name = "torch"
+    attention: Callable[[KvPool], Attention] = TorchAttention
+    if asked.deterministic:
+        attention = FixedAttention
+    machine = None
+    if found.kernels is not None:
+        machine = Machine(found.kernels, torch.get_num_threads())
+        if dtype in POOLS and fits(model.heads, model.kv_heads, model.head_dim):
+            attention = partial(NativeAttention, machine=machine)
+            name = f"torch, attention by {found.kernels.name} kernels"
+        if packs:
+            name = f"{found.kernels.name} kernels, weights as stored"
+    if asked.deterministic:
+        name += ", deterministic"
+    backend = Backend(name, TorchLinear, attention, machine if packs else None)
+    return Chosen(dtype, backend, in_blocks if asked.deterministic else whole)
+
+
+def _packs(asked: ModelConfig, model: DecoderConfig, found: Found) -> bool:
+    """Whether weights that are stored as small integers are computed as such."""
+    stored = model.stored_dtype == QUANTIZED
+    why = None
+    if not stored:
+        why = f"the checkpoint stores {model.stored_dtype}"
+    elif found.kernels is None:
+        why = found.why_none
+    match asked.quantization:
+        case Quantization.NONE:
+            return False
+        case Quantization.GGUF:
+            if why is not None:
+                raise ConfigError("--quantization", f"weights cannot stay small integers: {why}")
+            if asked.dtype not in {Dtype.AUTO, Dtype.FLOAT32}:
+                raise ConfigError(
+                    "--dtype",
+                    f"weights that stay small integers are computed in float32, not {asked.dtype}; "
+                    "leave it out, or say --quantization none",
+                )
+            return True
+        case Quantization.AUTO:
+            if stored and why is not None:
+                _log.warning("quantized weights become floats, which is slower: %s", why)
+            return why is None and asked.dtype is Dtype.AUTO
+
+
+def resolve_dtype(asked: Dtype, stored: str) -> torch.dtype:
+    """Return the float type to compute in; `auto` takes the checkpoint's where that is native."""
+    if asked is not Dtype.AUTO:
+        return _DTYPES[asked]
+    if stored == "float32":
+        return torch.float32
+    # Quantized checkpoints were made from half-precision ones. float16 overflows where
+    # bfloat16 does not, and no processor here is quicker at it.
+    if has_native_bfloat16():
+        return torch.bfloat16
+    _log.info(
+        "computing in float32: the checkpoint is %s, and this processor has no native bfloat16",
+        stored,
+    )
+    return torch.float32
+
+
+def has_native_bfloat16() -> bool:
+    """Whether the processor multiplies bfloat16 matrices by instructions of its own."""
+    return bool({"avx512_bf16", "amx_bf16"} & instruction_sets())

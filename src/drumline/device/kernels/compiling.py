@@ -1,0 +1,95 @@
+"""Compiling the kernels, once for each version of them, compiler and variant.
+
+A library is kept under a name that says what it was made from, so that it can be found and
+never be mistaken for another. It does not know what is in it.
+"""
+
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+from msgspec import Struct
+
+SOURCES = Path(__file__).parent
+_MAIN = "native.cpp"
+_COMPILERS = ("g++", "clang++", "c++")
+_FLAGS = ("-std=c++20", "-O3", "-fPIC", "-shared", "-pthread", "-w")
+_LONGEST_S = 300
+
+
+class Variant(Struct, frozen=True):
+    """The kernels for processors that have these instruction sets."""
+
+    name: str
+    needs: frozenset[str]
+    """By the names Linux has for them."""
+    flags: tuple[str, ...]
+
+
+_BASE = ("-mavx2", "-mfma", "-mf16c")
+VARIANTS = (
+    Variant(
+        "avx512-vnni",
+        frozenset({"avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512_vnni"}),
+        (*_BASE, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512vnni"),
+    ),
+    Variant("avx2", frozenset({"avx2", "fma", "f16c"}), _BASE),
+)
+"""Those that are quicker first."""
+
+
+class NotCompiledError(Exception):
+    """There is no library; the message says why, and what helps."""
+
+
+def default_folder() -> Path:
+    """Return where libraries are kept."""
+    return Path.home() / ".cache" / "drumline"
+
+
+def compiled(variant: Variant, folder: Path) -> Path:
+    """Return the library of a variant in `folder`, which is compiled unless it is there.
+
+    Raises NotCompiledError. Processes that compile at the same time do not harm each other.
+    """
+    compiler = next((found for name in _COMPILERS if (found := shutil.which(name))), None)
+    if compiler is None:
+        raise NotCompiledError(
+            f"there is no C++ compiler ({', '.join(_COMPILERS)}); install g++ 11 or newer"
+        )
+    target = folder / f"native-{variant.name}-{_digest(variant, compiler)}.so"
+    if target.is_file():
+        return target
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder, prefix="compiling-") as work:
+            made = Path(work) / target.name
+            _compile(compiler, variant, made)
+            os.replace(made, target)
+    except OSError as error:
+        raise NotCompiledError(f"{folder} cannot be written: {error.strerror}") from error
+    return target
+
+
+def _digest(variant: Variant, compiler: str) -> str:
+    digest = hashlib.sha256(repr((variant.flags, _FLAGS, os.path.realpath(compiler))).encode())
+    for path in sorted(SOURCES.glob("*.cpp")) + sorted(SOURCES.glob("*.h")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:20]
+
+
+def _compile(compiler: str, variant: Variant, target: Path) -> None:
+    command = [compiler, *_FLAGS, *variant.flags, str(SOURCES / _MAIN), "-o", str(target)]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_LONGEST_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise NotCompiledError(f"{compiler} did not end within {_LONGEST_S} s") from None
+    if done.returncode:
+        lines = done.stderr.strip().splitlines()
+        said = next((line for line in lines if "error" in line), lines[0] if lines else "")
+        raise NotCompiledError(f"{compiler} failed: {said}; g++ 11 or newer is needed")

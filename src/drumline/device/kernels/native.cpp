@@ -1,0 +1,128 @@
+// The C interface of the kernels, for ctypes: plain values and addresses in, a status out.
+//
+// No function here keeps Python's lock or knows a tensor library. 0 is success, 1 a want of memory.
+
+#include <new>
+#include <system_error>
+
+#include "decoder.h"
+
+using namespace drumline;
+
+namespace {
+
+template <class Do>
+int32_t guarded(Do&& work) {
+  try {
+    work();
+    return 0;
+  } catch (const std::bad_alloc&) {
+    return 1;
+  } catch (const std::system_error&) {
+    return 1;
+  }
+}
+
+}  // namespace
+
+extern "C" {
+
+Machine* drumline_machine(int32_t threads) {
+  Machine* made = nullptr;
+  guarded([&] { made = new Machine(threads); });
+  return made;
+}
+
+void drumline_machine_free(Machine* machine) { delete machine; }
+
+int64_t drumline_packed_bytes(int64_t rows, int64_t columns, int32_t kind) {
+  return (rows + kGroup - 1) / kGroup * (columns / kBlock) * block_bytes(kind);
+}
+
+// Pack output `row` of GGUF blocks that lie `step` bytes apart: `type` is ggml's own number. The
+// packed memory is blank before, as its last group may have outputs that nothing stands for.
+void drumline_pack_row(uint8_t* packed, const Matrix* shape, int64_t row, const uint8_t* stored, int64_t step,
+                       int32_t type) {
+  constexpr int kQ40 = 2, kQ41 = 3;
+  const int64_t group = shape->paired ? row % (shape->rows / 2) / kGroup * 2 + row / (shape->rows / 2) : row / kGroup;
+  const int64_t lane = row % kGroup;
+  for (int64_t b = 0; b < shape->columns / kBlock; b++) {
+    const uint8_t* from = stored + b * step;
+    uint8_t* block = packed + group * shape->group_bytes() + b * block_bytes(shape->kind);
+    const bool nibbles = shape->kind == kNibbles;
+    uint8_t* of = block + (nibbles ? 4 : 8) * kGroup * 4 + lane * 2;
+    std::memcpy(of, from, 2);
+    from += 2;
+    if (nibbles) {
+      if (type == kQ41) {
+        std::memcpy(of + kGroup * 2, from, 2);
+        from += 2;
+      } else if (type == kQ40) {
+        // Integers count from -8: the minimum is -8 times the scale, which is exact.
+        uint16_t raw;
+        std::memcpy(&raw, of, 2);
+        raw = _cvtss_sh(-8.f * _cvtsh_ss(raw), 0);
+        std::memcpy(of + kGroup * 2, &raw, 2);
+      }
+    }
+    for (int q = 0; q < (nibbles ? 4 : 8); q++) std::memcpy(block + q * kGroup * 4 + lane * 4, from + 4 * q, 4);
+  }
+}
+
+void drumline_pack(uint8_t* packed, const Matrix* shape, int64_t first, int64_t count, const uint8_t* stored,
+                   const int64_t* offsets, int64_t step, int32_t type) {
+  for (int64_t i = 0; i < count; i++)
+    drumline_pack_row(packed, shape, first + i, stored + offsets[i], step, type);
+}
+
+void drumline_rows(const Matrix* matrix, const int64_t* ids, int64_t count, float* out) {
+  for (int64_t i = 0; i < count; i++) dequantize(*matrix, ids[i], out + i * matrix->columns);
+}
+
+int32_t drumline_linear(Machine* machine, const Matrix* matrix, const float* x, int64_t rows, float* out) {
+  return guarded([&] {
+    const Activations quantized = machine->activations(0, rows, matrix->columns);
+    Taken* taken = machine->phases(1);
+    const int members = machine->team.size();
+    machine->team.run([&](int member) {
+      for (int64_t t = rows * member / members; t < rows * (member + 1) / members; t++)
+        quantized.set(t, x + t * matrix->columns);
+      machine->team.meet();
+      multiply_all(taken[0], members, *matrix, quantized, rows, out, false);
+    });
+  });
+}
+
+// Queries of `query_stride` floats a token; keys and values are in the cache already.
+int32_t drumline_attention(Machine* machine, const Heads* heads, const Cache* cache, const Batch* batch,
+                           const float* query, const float* key, const float* value, float* out) {
+  return guarded([&] {
+    const int64_t width = heads->queries * heads->size, kept = heads->keys * heads->size;
+    machine->work.plan(*batch, *heads);
+    Taken* taken = machine->phases(1);
+    float* partial = machine->room<float>(6, machine->work.part_floats);
+    for (auto& scratch : machine->scratch) scratch.fit(*heads);
+    const int members = machine->team.size();
+    machine->team.run([&](int member) {
+      Scratch& memory = machine->scratch[member];
+      const int64_t begin = batch->tokens * member / members, end = batch->tokens * (member + 1) / members;
+      for (int64_t t = begin; t < end; t++) keep(*heads, *cache, batch->slots[t], key + t * kept, value + t * kept);
+      machine->team.meet();
+      taken[0].each(machine->work.tiles.size() * heads->keys, [&](int64_t task) {
+        attend_task(*heads, *cache, *batch, machine->work, task, query, width, out, partial, memory);
+      });
+      machine->team.meet();
+      for (int64_t t = begin; t < end; t++) gathered(*heads, *batch, machine->work, t, partial, out, memory);
+    });
+  });
+}
+
+int32_t drumline_layers(Machine* machine, const Model* model, const Batch* batch, float* x, int64_t first, int64_t last) {
+  return guarded([&] { run_layers(*machine, *model, *batch, x, first, last); });
+}
+
+int32_t drumline_head(Machine* machine, const Model* model, const float* x, int64_t rows, float* out) {
+  return guarded([&] { run_head(*machine, *model, x, rows, out); });
+}
+
+}  // extern "C"

@@ -1,0 +1,132 @@
+"""A trial of kernels before they are trusted: small cases, done again in plain numpy."""
+
+import ctypes
+
+import numpy as np
+
+from drumline.device.kernels.native import (
+    BYTES,
+    FLOAT32,
+    NIBBLES,
+    Batch,
+    Cache,
+    Heads,
+    Kernels,
+    Machine,
+    Matrix,
+)
+
+_BLOCK = 32
+_TYPES = {NIBBLES: (3, 20), BYTES: (8, 34)}
+"""GGML's number of what is packed as each kind, and the bytes of a block: Q4_1 and Q8_0."""
+_CLOSE = 1e-4
+
+
+def tried(kernels: Kernels) -> str | None:
+    """Return what `kernels` get wrong, if anything."""
+    machine = Machine(kernels, 2)
+    for kind, what in ((NIBBLES, "4-bit"), (BYTES, "8-bit")):
+        if not _linear_holds(kernels, machine, kind):
+            return f"a product of {what} weights came out wrong"
+    return None if _attention_holds(machine) else "attention came out wrong"
+
+
+def _linear_holds(kernels: Kernels, machine: Machine, kind: int) -> bool:
+    random = np.random.default_rng(kind)
+    rows, columns, tokens = 40, 96, 7
+    number, size = _TYPES[kind]
+    blocks = columns // _BLOCK
+    stored = random.integers(0, 256, (rows, blocks, size), np.uint8)
+    floats = 2 if kind == NIBBLES else 1
+    stored[:, :, : 2 * floats] = (
+        random.standard_normal((rows, blocks, floats)).astype(np.float16).view(np.uint8)
+    )
+    scale = stored[:, :, :2].copy().view(np.float16).astype(np.float64)
+    minimum = np.zeros_like(scale)
+    if kind == NIBBLES:
+        minimum = stored[:, :, 2:4].copy().view(np.float16).astype(np.float64)
+        packed = stored[:, :, 4:]
+        integers = np.concatenate((packed & 15, packed >> 4), 2).astype(np.float64)
+    else:
+        integers = stored[:, :, 2:].view(np.int8).astype(np.float64)
+    weight = (integers * scale + minimum).reshape(rows, columns)
+
+    memory = np.zeros(kernels.call("packed_bytes", rows, columns, kind), np.uint8)
+    matrix = Matrix(memory.ctypes.data, None, rows, columns, kind, 0)
+    offsets = np.arange(rows, dtype=np.int64) * blocks * size
+    kernels.call(
+        "pack",
+        memory.ctypes.data,
+        ctypes.byref(matrix),
+        0,
+        rows,
+        stored.ctypes.data,
+        offsets.ctypes.data,
+        size,
+        number,
+    )
+    x = random.standard_normal((tokens, columns)).astype(np.float32)
+    cut = x.reshape(tokens, blocks, _BLOCK).astype(np.float64)
+    step = np.abs(cut).max(2, keepdims=True) / 127
+    expected = (np.rint(cut / step) * step).reshape(tokens, columns) @ weight.T
+    made = np.empty((tokens, rows), np.float32)
+    machine.run("linear", ctypes.byref(matrix), x.ctypes.data, tokens, made.ctypes.data)
+    alone = np.empty((tokens, rows), np.float32)
+    for i in range(tokens):
+        machine.run("linear", ctypes.byref(matrix), x[i:].ctypes.data, 1, alone[i:].ctypes.data)
+    # A value right between two integers may go to either.
+    near = bool(np.allclose(made, expected, rtol=0, atol=_CLOSE * float(np.abs(expected).max())))
+    return near and bool((made == alone).all())
+
+
+def _attention_holds(machine: Machine) -> bool:
+    random = np.random.default_rng(5)
+    lengths, prefixes = np.array([3, 1], np.int32), np.array([2, 300], np.int32)
+    heads, kv_heads, size, page = 4, 2, 16, 16
+    starts = (np.cumsum(lengths) - lengths).astype(np.int32)
+    blocks = np.arange(2 * 19, dtype=np.int64).reshape(2, 19)[::-1].copy()
+    positions = np.concatenate(
+        [np.arange(p, p + n) for p, n in zip(prefixes, lengths, strict=True)]
+    ).astype(np.int64)
+    row = np.repeat(np.arange(2), lengths)
+    slots = blocks[row, positions // page] * page + positions % page
+    pool = random.standard_normal((2, 2 * 19 * page, kv_heads, size)).astype(np.float32)
+    query = random.standard_normal((4, heads, size)).astype(np.float32)
+    fresh = random.standard_normal((2, 4, kv_heads, size)).astype(np.float32)
+    out = np.empty_like(query)
+    batch = Batch(
+        4,
+        2,
+        blocks.shape[1],
+        None,
+        positions.ctypes.data,
+        slots.ctypes.data,
+        blocks.ctypes.data,
+        starts.ctypes.data,
+        lengths.ctypes.data,
+        prefixes.ctypes.data,
+    )
+    cache = Cache(pool[0].ctypes.data, pool[1].ctypes.data, 0)
+    machine.run(
+        "attention",
+        ctypes.byref(Heads(heads, kv_heads, size, page, FLOAT32, 0)),
+        ctypes.byref(cache),
+        ctypes.byref(batch),
+        query.ctypes.data,
+        fresh[0].ctypes.data,
+        fresh[1].ctypes.data,
+        out.ctypes.data,
+    )
+    if not (pool[:, slots] == fresh).all():
+        return False
+    for token in range(4):
+        seen = np.arange(positions[token] + 1)
+        place = blocks[row[token], seen // page] * page + seen % page
+        for head in range(heads):
+            key, value = pool[:, place, head // (heads // kv_heads)].astype(np.float64)
+            score = key @ query[token, head] / np.sqrt(size)
+            weight = np.exp(score - score.max())
+            expected = weight @ value / weight.sum()
+            if not np.allclose(out[token, head], expected, rtol=0, atol=_CLOSE):
+                return False
+    return True

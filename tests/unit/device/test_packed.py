@@ -1,0 +1,280 @@
+"""Weights that stay small integers, one layer at a time and a whole decoder in one call."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from drumline.core.gguf_file import TensorType, read_gguf
+from drumline.core.model_files import find_model
+from drumline.device.kernels.native import Machine, find_kernels
+from drumline.device.kernels.trial import tried
+from drumline.device.layers import Backend, TorchLinear
+from drumline.device.native_attention import NativeAttention
+from drumline.device.packed import PackedEmbedding, PackedLinear
+from drumline.device.parallel import Alone
+from drumline.device.weights.gguf import GgufWeights
+from drumline.device.weights.source import Cut, Span
+from drumline.device.weights.store import WeightStore
+
+from .test_models import PROMPT, Loaded
+from .test_weights import write_gguf
+
+KINDS = [TensorType.Q4_0, TensorType.Q4_1, TensorType.Q8_0]
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def kernels():
+    found = find_kernels(tried)
+    assert found.kernels is not None, found.why_none
+    return found.kernels
+
+
+@pytest.fixture(scope="module")
+def machine(kernels):
+    return Machine(kernels, 1)
+
+
+def native(machine):
+    return Backend("native", TorchLinear, lambda pool: NativeAttention(pool, machine), machine)
+
+
+@pytest.fixture(scope="module")
+def quantized(checkpoint, tmp_path_factory):
+    """Return a function: family and kind of storage to a GGUF file of that model."""
+    made = {}
+
+    def of(family, kind=TensorType.Q4_1):
+        if (family, kind) not in made:
+            model, _ = checkpoint(family)
+            path = tmp_path_factory.mktemp("gguf") / "model.gguf"
+            architecture = family.split(",")[0]
+            made[family, kind] = write_gguf(path, model, architecture, kind)
+        return made[family, kind]
+
+    return of
+
+
+def apart(made, expected):
+    """Return how far logits are from others, as a share of their size."""
+    return float(((made - expected).square().mean() / expected.square().mean()).sqrt())
+
+
+def stored(path, heads=4, kv_heads=2):
+    return GgufWeights(read_gguf(path), heads=heads, kv_heads=kv_heads)
+
+
+def rounded(x):
+    """Return activations as the kernels round them."""
+    blocks = x.double().view(len(x), -1, 32)
+    step = blocks.abs().amax(2, keepdim=True) / 127
+    return torch.where(step > 0, (blocks / step).round() * step, 0).view(x.shape)
+
+
+NAME = "model.layers.1.self_attn.q_proj.weight"
+CUTS = [None, Cut(0, Span(16, 48, 64)), Cut(1, Span(32, 64, 64))]
+
+
+@pytest.mark.parametrize("cut", CUTS, ids=["all", "some outputs", "some inputs"])
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_a_packed_layer_multiplies_by_the_weights_of_its_file(machine, quantized, kind, cut):
+    source = stored(quantized("llama", kind))
+    # Columns are cut of what heads are read by, never of what makes them.
+    name = NAME if cut is not CUTS[2] else "model.layers.1.self_attn.o_proj.weight"
+    shape = {None: (64, 64), CUTS[1]: (32, 64), CUTS[2]: (64, 32)}[cut]
+    weight = torch.empty(shape)
+    source.read(name, weight, cut)
+    linear = PackedLinear(
+        machine, [source.blocks(name, shape, cut)], None, WeightStore(torch.float32, CPU)
+    )
+    x = torch.randn(37, shape[1], generator=torch.Generator().manual_seed(1))
+    expected = rounded(x) @ weight.double().T
+    assert (linear(x) - expected).abs().max() < 1e-5 * expected.abs().max()
+    ids = torch.tensor([3, 0, shape[0] - 1, 3])
+    assert torch.equal(PackedEmbedding(linear)(ids), weight[ids])
+
+
+@pytest.mark.parametrize("paired", [False, True])
+def test_parts_lie_below_each_other_with_their_biases(machine, quantized, paired):
+    source = stored(quantized("llama"))
+    bias = torch.randn(128, generator=torch.Generator().manual_seed(2))
+    parts = [
+        source.blocks(f"model.layers.{layer}.self_attn.q_proj.weight", (64, 64)) for layer in (0, 2)
+    ]
+    store = WeightStore(torch.float32, CPU)
+    both = PackedLinear(machine, parts, bias, store, paired=paired)
+    x = torch.randn(5, 64, generator=torch.Generator().manual_seed(3))
+    each = [PackedLinear(machine, [part], None, store)(x) for part in parts]
+    assert torch.equal(both(x), torch.cat(each, 1) + bias)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_a_row_comes_to_the_same_bits_in_any_company(machine, quantized, kind):
+    blocks = stored(quantized("llama", kind)).blocks(NAME, (64, 64))
+    linear = PackedLinear(machine, [blocks], None, WeightStore(torch.float32, CPU))
+    x = torch.randn(300, 64, generator=torch.Generator().manual_seed(4))
+    expected, random = linear(x), np.random.default_rng(6)
+    for count in [*range(1, 20), 127, 128, 129, 300]:
+        rows = random.permutation(300)[:count]
+        assert torch.equal(linear(x[rows]), expected[rows])
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_what_is_no_number_stays_none_and_spares_its_neighbours(machine, quantized, value):
+    source = stored(quantized("llama"))
+    blocks = source.blocks(NAME, (64, 64))
+    linear = PackedLinear(machine, [blocks], None, WeightStore(torch.float32, CPU))
+    x = torch.randn(3, 64, generator=torch.Generator().manual_seed(5))
+    expected = linear(x)
+    x[1, 40] = value
+    made = linear(x)
+    assert not made[1].isfinite().any()
+    assert torch.equal(made[[0, 2]], expected[[0, 2]])
+
+
+def test_a_part_of_no_whole_blocks_is_none(quantized):
+    source = stored(quantized("llama"))
+    assert source.blocks(NAME, (64, 16), Cut(1, Span(16, 32, 64))) is None
+    assert source.blocks(NAME, (64, 96)) is None
+    assert source.blocks("model.layers.0.mlp.down_proj.weight", (64, 112)) is None
+    assert source.blocks("model.layers.9.self_attn.q_proj.weight", (64, 64)) is None
+
+
+class Whole(Loaded):
+    """A decoder with native kernels, fed without plans."""
+
+    def __init__(self, path, machine):
+        super().__init__(path, Alone(), native(machine))
+
+
+FAMILIES = ["llama", "llama, tied", "llama, rope llama3", "qwen2", "qwen3"]
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory):
+    """Return a function: family to a GGUF file whose every matrix is of whole blocks."""
+    import transformers  # noqa: PLC0415
+
+    from .conftest import FAMILIES as CONFIGS  # noqa: PLC0415
+
+    made = {}
+
+    def of(family):
+        if family not in made:
+            config = CONFIGS[family]()
+            config.intermediate_size = 128
+            torch.manual_seed(11)
+            model = transformers.AutoModelForCausalLM.from_config(config).float().eval()
+            path = tmp_path_factory.mktemp("wide") / "model.gguf"
+            made[family] = write_gguf(path, model, family.split(",")[0], TensorType.Q4_1)
+        return made[family]
+
+    return of
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_one_call_comes_to_what_single_layers_do(wide, machine, family):
+    whole = Whole(wide(family), machine)
+    assert whole.decoder.program is not None
+    made = whole.feed([1, 2], [0, 0], [PROMPT, PROMPT[:9]])
+    whole.decoder.program = None
+    # A norm's last bit may make the next input another integer.
+    assert apart(made, whole.feed([1, 2], [0, 0], [PROMPT, PROMPT[:9]])) < 0.01
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_one_call_is_near_the_model_whose_weights_are_floats(wide, machine, family):
+    path = wide(family)
+    made, exact = (
+        Whole(path, machine).feed([1], [0], [PROMPT]),
+        Loaded(path).feed([1], [0], [PROMPT]),
+    )
+    assert apart(made, exact) < 0.03
+
+
+@pytest.mark.parametrize("threads", [2, 3])
+def test_a_forward_has_the_same_bits_on_any_number_of_threads(wide, kernels, machine, threads):
+    feeds = ([1, 2, 3], [0, 0, 0], [PROMPT[:1], PROMPT, PROMPT[5:38]])
+    expected = Whole(wide("llama"), machine).feed(*feeds)
+    several = Machine(kernels, threads)
+    assert torch.equal(Whole(wide("llama"), several).feed(*feeds), expected)
+
+
+@pytest.mark.parametrize("segments", [1, 3])
+def test_a_forward_in_segments_has_the_same_bits(wide, machine, segments):
+    whole = Whole(wide("llama"), machine)
+    expected = whole.feed([1], [0], [PROMPT])
+    batch = whole.batch([1], [0], [PROMPT])
+    ids = torch.from_numpy(PROMPT.astype(np.int64))
+    program = whole.decoder.program
+    hidden = program.hidden(ids, batch, whole.attention.pool, segments=segments)
+    assert torch.equal(program.logits(hidden), expected)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+@given(data=st.data())
+@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
+def test_a_token_s_logits_have_the_same_bits_in_any_batch_and_chunk(wide, machine, family, data):
+    whole = Whole(wide(family), machine)
+    random = np.random.default_rng(5)
+    prompts = [random.integers(0, 320, length).astype(np.int32) for length in (64, 50, 33)]
+    alone = [
+        torch.cat([whole.feed([1], [i], [prompt[i : i + 1]]) for i in range(len(prompt))])
+        for prompt in prompts
+    ]
+    fed, got = [0, 0, 0], [[], [], []]
+    while any(done < len(prompt) for done, prompt in zip(fed, prompts, strict=True)):
+        running = [i for i in range(3) if fed[i] < len(prompts[i])]
+        running = data.draw(st.lists(st.sampled_from(running), min_size=1, unique=True))
+        chunks = [
+            prompts[i][fed[i] : fed[i] + data.draw(st.sampled_from([1, 2, 7, 16, 40]))]
+            for i in running
+        ]
+        logits = whole.feed([i + 1 for i in running], [fed[i] for i in running], chunks)
+        for i, part in zip(running, logits.split([len(chunk) for chunk in chunks]), strict=True):
+            got[i].append(part)
+            fed[i] += len(part)
+    for parts, expected in zip(got, alone, strict=True):
+        assert torch.equal(torch.cat(parts), expected)
+
+
+def test_a_forward_waits_for_each_layer_before_it_reads_it(wide, machine):
+    whole = Whole(wide("llama"), machine)
+    expected = whole.feed([1], [0], [PROMPT])
+    waited = []
+
+    class Fence:
+        def wait(self, layer):
+            waited.append(layer)
+
+    ids = torch.from_numpy(PROMPT.astype(np.int64))
+    batch = whole.batch([1], [0], [PROMPT])
+    hidden = whole.decoder.hidden(ids, batch, whole.attention, Fence())
+    assert waited == [0, 1, 2]
+    assert torch.equal(whole.decoder.logits(hidden), expected)
+
+
+def test_a_model_that_is_not_all_blocks_runs_layer_by_layer(quantized, machine, caplog):
+    # 112 inner values are no whole blocks: `down` is stored in half precision.
+    path = quantized("llama", TensorType.Q8_0)
+    mixed = Whole(path, machine)
+    assert mixed.decoder.program is None
+    assert "3 matrices, such as model.layers.0.mlp.down_proj, became floats" in caplog.text
+    made, exact = mixed.feed([1], [0], [PROMPT]), Loaded(path).feed([1], [0], [PROMPT])
+    assert apart(made, exact) < 0.05
+
+
+def test_weights_that_were_away_are_where_the_kernels_look_for_them(wide, machine):
+    from drumline.device.models.checkpoint import open_checkpoint  # noqa: PLC0415
+    from drumline.device.models.loading import load_decoder  # noqa: PLC0415
+
+    whole = Whole(wide("llama"), machine)
+    opened = open_checkpoint(find_model(str(wide("llama"))))
+    store = WeightStore(torch.float32, CPU)
+    whole.decoder = load_decoder(opened.config, opened.weights, native(machine), store)
+    expected = whole.feed([1], [0], [PROMPT])
+    store.offload()
+    store.restore()
+    assert torch.equal(whole.feed([1], [0], [PROMPT]), expected)
