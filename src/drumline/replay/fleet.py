@@ -135,6 +135,9 @@ def _controls(seed: int, layout: Layout) -> Iterator[tuple[int, int, Act]]:
                 ("set_internal_state", {"chunked_prefill_size": rng.randint(1, 32)}),
                 ("get_internal_state", None),
                 ("flush_cache", None),
+                ("update_weight_from_disk", f"/{rng.randrange(100)}"),
+                ("update_weights_from_tensor", [b"new"]),
+                ("get_weights_by_name", "none"),
             )
         )
         for _ in range(rng.randint(1, 6))
