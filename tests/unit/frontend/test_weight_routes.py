@@ -4,6 +4,7 @@ import base64
 
 import pytest
 from tests.fakes.http import run, served, until
+from tests.fakes.workers import served_by_workers
 
 from drumline.core.config import ServerConfig
 from drumline.frontend.health import health_of
@@ -243,3 +244,38 @@ async def test_a_server_whose_weights_are_lost_is_not_healthy_and_says_why(embed
         reply = await it.http.get("/health")
         assert (reply.status_code, reply.json()["status"]) == (503, "weights_lost")
         assert reply.json()["reason"] == "the weights were discarded"
+
+
+@run
+async def test_workers_change_weights_through_the_one_that_holds_the_link(embedded):
+    def on_call(method, *args):
+        if method == "lost_weights":
+            return True, "the weights were discarded"
+        told = "[[1.5]]" if method == "get_weights_by_name" else ""
+        return method != "update_weights_from_distributed", told
+
+    async with served_by_workers(embedded, on_call=on_call) as it:
+        one, other = it.workers
+        path = "/update_weights_from_tensor?weight_version=5"
+        body, kind = TENSORS * 1000, {"content-type": "application/octet-stream"}
+        reply = await one.http.post(path, content=body, headers=kind)
+        assert (reply.status_code, reply.json()) == (200, OK)
+        call = ("update_weights_from_tensor", [body], None, True, "5")
+        assert asked(it.fake) == [("pause_scheduler", "wait"), call, ("resume_scheduler",)]
+        answer = await other.complete(prompt="a")
+        assert answer.json()["metadata"] == {"weight_version": "5"}
+        told = await other.http.get("/get_weights_by_name?name=w")
+        assert (told.status_code, told.text) == (200, "[[1.5]]")
+        group = {"master_address": "h", "master_port": 1, "rank_offset": 1, "world_size": 2}
+        assert (await other.http.post("/init_weights_update_group", json=group)).json() == OK
+        assert (await other.http.post("/destroy_weights_update_group")).json() == OK
+        renamed = await other.http.post("/update_weight_version", json={"new_version": "6"})
+        assert renamed.json() == OK
+        assert (await one.complete(prompt="a")).json()["metadata"] == {"weight_version": "6"}
+        reply = await one.http.post("/update_weights_from_distributed", json=NAMED)
+        assert reply.status_code == 400
+        health = (await other.http.get("/health")).json()
+        assert (health["status"], health["reason"]) == (
+            "weights_lost",
+            "the weights were discarded",
+        )
