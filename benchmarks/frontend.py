@@ -41,7 +41,7 @@ from drumline.frontend.workers.hub import Hub
 from drumline.launcher.front import Front, OneServer, SeveralServers
 from drumline.launcher.workers import Workers
 from drumline.wire.codec import encode
-from drumline.wire.frames import InputKind, decode_generate, kind_of
+from drumline.wire.frames import InputKind, decode_control, decode_generate, kind_of
 from drumline.wire.handshake import (
     Greeting,
     Registration,
@@ -49,11 +49,13 @@ from drumline.wire.handshake import (
     decode_init,
     identity_of,
 )
-from drumline.wire.output import BatchTokenIDOutSlim
+from drumline.wire.output import BatchTokenIDOutSlim, ControlReplySlim
 
 MOST_CPU_US, MOST_P99_MS, MOST_HEALTH_MS = 50.0, 20.0, 50.0
 MARK = "~"
 ASK_EVERY_S = 0.02
+LOOK_S = 0.002
+"""How long what the engine is asked may wait."""
 LONG_PROMPT = "The quick brown fox jumps over the lazy dog. " * 23_302  # one megabyte
 ROOM_TOKENS = 1 << 21
 
@@ -166,6 +168,19 @@ class Engine:
             frames = self._inputs.recv_multipart()
             if kind_of(frames) is InputKind.ADD:
                 self.rids.append(decode_generate(frames[1]).rid)
+            else:
+                self._answer(frames)
+
+    def answer(self) -> None:
+        """Answer what was asked meanwhile, such as how the engine gets on; know nothing of it."""
+        while self._inputs.poll(0):
+            self._answer(self._inputs.recv_multipart())
+
+    def _answer(self, frames: list[bytes]) -> None:
+        if kind_of(frames) is InputKind.CONTROL:
+            call = decode_control(frames[1])
+            reply = ControlReplySlim(call_id=call.call_id, success=False, message="unknown")
+            self._outputs.send(encode(reply))
 
     def step(self, completed: int) -> None:
         rows = len(self.rids)
@@ -243,8 +258,9 @@ class Clients:
                 self._next_ask = time.perf_counter() + ASK_EVERY_S
                 self._probe.sendall(b"GET /health HTTP/1.1\r\nhost: bench\r\n\r\n")
                 self._asked_at = time.perf_counter()
+            self._engine.answer()
             left = until - time.perf_counter()
-            for fd, _ in self._poll.poll(max(left, 0)):
+            for fd, _ in self._poll.poll(min(max(left, 0), LOOK_S)):
                 stream = self._streams[fd]
                 data = stream.receive(1 << 16)
                 now = time.perf_counter()

@@ -256,6 +256,7 @@ class _Answer:
         "_ends",
         "_keeps_stop",
         "_logprobs",
+        "_plain",
         "_prompt_top",
         "_stop_ids",
         "_stops",
@@ -287,6 +288,8 @@ class _Answer:
         self.prompt: tuple[TokenLogprob | None, ...] | None = None
         self._logprobs = asked.logprobs
         self._prompt_top = asked.prompt_logprobs
+        self._plain = not asked.stops and asked.logprobs is None and asked.prompt_logprobs is None
+        """Whether nothing but text is told of a token, and none of it is held back."""
         self._stop_ids = sampling.stop_token_ids or set()
         eos = () if sampling.ignore_eos else tokenizer.facts.eos_ids
         self._ends = self._stop_ids.union(eos)
@@ -301,6 +304,10 @@ class _Answer:
         """Return what `delta` adds. Raises RequestError where the engine gave the answer up."""
         ids = delta.token_ids
         reason = delta.finished_reason
+        if self._plain and not reason:  # what most tokens are
+            self.token_ids += ids
+            text = self._detokenizer.add(ids)
+            return Piece(self.index, text, token_ids=ids, cached_tokens=delta.cached_tokens)
         stop_reason: str | int | None = None
         spoken = len(ids)
         if reason == "stop" and ids and ids[-1] in self._ends:
