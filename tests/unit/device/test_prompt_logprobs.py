@@ -124,34 +124,38 @@ def test_prompts_are_told_across_suspensions(checkpoint, expected):
 
 
 @pytest.mark.parametrize("depth", [0, 1])
-def test_two_ranks_tell_what_one_does(checkpoint, expected, depth):
+def test_two_ranks_tell_what_one_does_at_every_chunk_size(checkpoint, expected, depth):
     directory = checkpoint("llama")[1]
     store = torch.distributed.HashStore()
     table = expected(PROMPT)
-    stop = threading.Event()
+    chunks = range(1, len(PROMPT) + 1)
+    stops = {chunk: threading.Event() for chunk in chunks}
     told = {}
 
     def serve(end):
         device = SmallDevice(
             directory, tp=2, group=LinkedGroup(store, end.index, 2, host="127.0.0.1")
         )
-        rank = SmallRank(
-            device, depth=depth, chunk=5, replica=end.group([0, 1]), leads=end.index == 0
-        )
-        if end.index == 0:
-            for rid, start in (("a", 0), ("b", 11)):
-                wants = {"return_logprob": True, "prompt_logprobs_from": start, "top_logprobs": 2}
-                rank.submit(rid, PROMPT, Sampling(seed=start), logprob_ids=NAMED, **wants)
-            while rank.frontend.live or rank.frontend.queued:
-                rank.run()
-            told.update({rid: rank.answer(rid) for rid in "ab"})
-            stop.set()
-        while not rank.loop.round(stop.is_set()):
-            pass
+        replica = end.group([0, 1])
+        for chunk in chunks:
+            rank = SmallRank(
+                device, depth=depth, chunk=chunk, caching=False, replica=replica,
+                leads=end.index == 0,
+            )  # fmt: skip
+            if end.index == 0:
+                wants = {"return_logprob": True, "prompt_logprobs_from": chunk % 12}
+                wants |= {"logprob_ids": NAMED, "top_logprobs": 2, "max_new_tokens": 3}
+                rank.submit("a", PROMPT, Sampling(seed=chunk), **wants)
+                while rank.frontend.live or rank.frontend.queued:
+                    rank.run()
+                told[chunk] = rank.answer("a")
+                stops[chunk].set()
+            while not rank.loop.round(stops[chunk].is_set()):
+                pass
         device.close()
 
     with meshes(2) as ends:
         assert together(ends, serve) == [None, None]
-    for rid, start in (("a", 0), ("b", 11)):
-        assert_prompt_told(told[rid].prompt, PROMPT, table, start, 2)
-        assert_answer_told(told[rid], PROMPT, expected, 2)
+    for chunk in chunks:
+        assert_prompt_told(told[chunk].prompt, PROMPT, table, chunk % 12, 2)
+        assert_answer_told(told[chunk], PROMPT, expected, 2)
