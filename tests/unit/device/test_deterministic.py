@@ -8,8 +8,10 @@ from hypothesis import strategies as st
 
 from drumline.contract.request import Sampling
 from drumline.core.errors import ConfigError
+from drumline.device import backends
 from drumline.device.attention import AttentionBatch, TorchAttention
 from drumline.device.fixed_attention import STRETCH, FixedAttention
+from drumline.device.kernels.native import Found
 from drumline.device.kv import BlockTable, KvPool
 
 from .conftest import ints
@@ -51,11 +53,22 @@ def said(rank, which, time=0):
     return told.ids, told.logprobs, told.top_logprobs, told.prompt and told.prompt.logprobs
 
 
-@pytest.fixture(scope="module", params=["llama", "mistral, window", "qwen3"])
+COMPILED = [(family, True) for family in ("llama", "mistral, window", "qwen3")]
+
+
+@pytest.fixture(
+    scope="module",
+    params=[*COMPILED, ("mistral, window", False)],
+    ids=lambda way: f"{way[0]}, {'kernels of ours' if way[1] else 'torch alone'}",
+)
 def fixed(request, checkpoint):
-    device = SmallDevice(
-        checkpoint(request.param)[1], pages=40, model={"deterministic": True}, kvstore=True
-    )
+    family, compiled = request.param
+    with pytest.MonkeyPatch.context() as patch:
+        if not compiled:
+            patch.setattr(backends, "find_kernels", lambda _: Found(None, "a test wants none"))
+        device = SmallDevice(
+            checkpoint(family)[1], pages=40, model={"deterministic": True}, kvstore=True
+        )
     alone = []
     for which in range(len(PROMPTS)):
         rank = SmallRank(device, depth=0, caching=False)
