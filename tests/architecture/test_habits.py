@@ -119,6 +119,7 @@ def test_the_forward_waits_for_the_device_at_known_places_only():
     assert places == {
         # Where a forward's results become host values.
         "device/executor.py:Executor.run",
+        "device/executor.py:Executor._pooled",
         "device/sampling/logprobs.py:told_at",
         # Processors read what their requests said.
         "device/sampling/edits.py:Edits.remember",
