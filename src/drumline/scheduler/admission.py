@@ -21,7 +21,7 @@ from drumline.scheduler.blocks import BlockPool
 from drumline.scheduler.config import PREPAID_TOKENS, SchedulerConfig
 from drumline.scheduler.draft import Draft
 from drumline.scheduler.host import HostTier
-from drumline.scheduler.index import IndexArray
+from drumline.scheduler.index import ZERO, IndexArray
 from drumline.scheduler.lifecycle import Move, State
 from drumline.scheduler.line import Line
 from drumline.scheduler.match import NO_MATCH, Match
@@ -280,7 +280,7 @@ class Admission:
         request.promotion = far if far > match.tokens else 0
         tokens = self._chunk_tokens(request, match.tokens, budget)
         targets = self._targets(request, match.tokens + tokens)
-        held = [part[part > 0] for part in (*match.blocks, *match.tails)]
+        held = [part[part > ZERO] for part in (*match.blocks, *match.tails)]
         for blocks in held:
             self._pool.hold(blocks)
         needs = self._tables.needs(targets, match.tokens, match.pages)

@@ -31,17 +31,17 @@ def batch_of(
     # One array with a line for each fact, as few chunks cost what making arrays costs.
     facts = np.array(
         [
-            chosen,
-            [rows.generation_of[row] for row in chosen],
-            [chunk.tokens for chunk in chunks],
-            [chunk.start for chunk in chunks],
-            [request.prompt_tokens for request in requests],
-            [chunk.next_id for chunk in chunks],
+            *chosen,
+            *[rows.generation_of[row] for row in chosen],
+            *[chunk.tokens for chunk in chunks],
+            *[chunk.start for chunk in chunks],
+            *[request.prompt_tokens for request in requests],
+            *[chunk.next_id for chunk in chunks],
         ],
         np.int32,
     )
-    facts.flags.writeable = False
-    *columns, prompts, nexts = facts
+    facts.setflags(write=False)
+    *columns, prompts, nexts = facts.reshape(6, len(chunks))
     if decodes is not None:
         tails = (
             decodes.rows,
@@ -65,5 +65,5 @@ def batch_of(
 
 
 def _frozen(array: IntArray) -> IntArray:
-    array.flags.writeable = False
+    array.setflags(write=False)
     return array

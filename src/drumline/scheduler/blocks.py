@@ -21,7 +21,7 @@ from drumline.contract.census import PoolCensus
 from drumline.contract.specs import CacheGroup
 from drumline.core.errors import InvariantError
 from drumline.scheduler.eviction import EvictionOrder
-from drumline.scheduler.index import ONE, ZERO, IndexArray, every, some
+from drumline.scheduler.index import ONE, ZERO, IndexArray, blank, every, some
 
 FULL_HISTORY = 2
 """Eviction rank of blocks that carry history, behind those that only mark a boundary."""
@@ -109,10 +109,10 @@ class BlockPool:
         sizes = [(num_parents - 1) * packing for packing in self.packing]
         self.base = [sum(sizes[:index]) for index in range(len(sizes))]
         total = sum(sizes) + 1
-        self.refs: IndexArray = np.zeros(total, np.intp)
-        self.node: IndexArray = np.zeros(total, np.intp)
+        self.refs: IndexArray = blank(total)
+        self.node: IndexArray = blank(total)
         """The boundary of the prefix index that a cached block belongs to, else 0."""
-        self.epoch: IndexArray = np.zeros(total, np.intp)
+        self.epoch: IndexArray = blank(total)
         self.group_of = np.zeros(total, np.int8)
         for index, (base, size) in enumerate(zip(self.base, sizes, strict=True)):
             self.group_of[base + 1 : base + 1 + size] = index
@@ -142,7 +142,7 @@ class BlockPool:
     def pages(self, group: int, blocks: IndexArray) -> IntArray:
         """Return the group's own page ids of `blocks`, as plans carry them; null stays null."""
         base = self.base[group]
-        return (np.where(blocks > 0, blocks - base, 0) if base else blocks).astype(np.int32)
+        return (np.where(blocks > ZERO, blocks - base, ZERO) if base else blocks).astype(np.int32)
 
     def parents(self, blocks: IndexArray) -> IndexArray:
         """Return the distinct parents of `blocks`, null left out."""

@@ -16,7 +16,7 @@ from drumline.core.errors import InvariantError
 from drumline.scheduler.agenda import Agenda
 from drumline.scheduler.config import SchedulerConfig
 from drumline.scheduler.draft import Draft
-from drumline.scheduler.index import FEW, IndexArray, scalar
+from drumline.scheduler.index import FEW, IndexArray, every, scalar
 from drumline.scheduler.lifecycle import Move, State
 from drumline.scheduler.publication import Publication
 from drumline.scheduler.requests import Request, RequestTable
@@ -124,10 +124,11 @@ class Decoding:
         if self._ready:
             joining = self._join()
             due += joining
-            together = None
         members = len(roster)
         left_out = self._blocked = self._make_room(due, together, joining, draft)
         aborted = len(roster) < members
+        if joining:
+            together = None
         roster.refresh()
         rows, generations, lengths = roster.rows, roster.generations, roster.lengths
         index, ones, steps = roster.index, roster.ones, roster.steps
@@ -166,12 +167,16 @@ class Decoding:
         joining: dict[int, Request],
         draft: Draft,
     ) -> list[int]:
-        """Give due rows the blocks they need, if they are many that ask for the same `together`.
+        """Give due rows the blocks they need, those in `together` with one another if they can be.
 
         Returns those that must sit this round out: the last submitted, where not all have room.
         """
-        if together is not None and self._make_room_together(together, draft):
-            return []
+        if (
+            together is not None
+            and self._before(together, joining)
+            and self._make_room_together(together, draft)
+        ):
+            due = list(joining)
         blocked = []
         for row in sorted(due, key=self._rows.sequence_of.__getitem__):
             if row in joining and self._caching:
@@ -184,6 +189,13 @@ class Decoding:
             if not self._grow(row, draft):
                 blocked.append(row)
         return blocked
+
+    def _before(self, rows: IndexArray, joining: dict[int, Request]) -> bool:
+        """Whether `rows` were submitted before all who join, and so have the first choice."""
+        if not joining:
+            return True
+        first = min(request.sequence for request in joining.values())
+        return every(self._rows.sequence[rows] < first)
 
     def _make_room_together(self, rows: IndexArray, draft: Draft) -> bool:
         """Give all of `rows` the blocks they need, or, returning False, none of them any."""

@@ -148,7 +148,7 @@ class HostTier:
         if self._offered:
             digests = [one for one in dict.fromkeys(self._offered) if self._device.find(one)]
             self._offered.clear()
-            nodes = np.array(self._device.anywhere(digests), np.intp)
+            nodes = self._device.anywhere(digests)
             blocks = [part[nodes] for part in self._device.blocks]
             priors = [self._device.prior(node) for node in nodes.tolist()]
             self._write(Pages(digests, self._device.end[nodes], blocks, priors), draft, pinned=True)
@@ -174,7 +174,7 @@ class HostTier:
         Returns them with the host's blocks, 0 where there was no room. If anything is
         copied, `ended` learns of its end; the device's blocks may be given away at once.
         """
-        nodes = np.array(self.index.anywhere(pages.digests), np.intp)
+        nodes = self.index.anywhere(pages.digests)
         here = [
             np.where(mine > 0, part[nodes], 0)
             for mine, part in zip(pages.blocks, self.index.blocks, strict=True)
@@ -188,7 +188,7 @@ class HostTier:
 
     def visible(self, digests: Sequence[bytes]) -> list[IndexArray]:
         """Return this tier's blocks of pages, shaped as in `Pages`."""
-        nodes = np.array(self.index.anywhere(digests), np.intp)
+        nodes = self.index.anywhere(digests)
         return [part[nodes] for part in self.index.blocks]
 
     def _write(

@@ -25,6 +25,14 @@ def scalar(value: int) -> IndexArray:
     return array
 
 
+def blank(*shape: int) -> IndexArray:
+    """Return zeros in memory that was touched: its first touch would be a round's to pay.
+
+    Numpy asks for large pages, and the system may take longer to find one than a round takes.
+    """
+    return np.full(shape, 0, np.intp)
+
+
 ZERO = scalar(0)
 ONE = scalar(1)
 

@@ -10,7 +10,7 @@ import numpy as np
 from msgspec import Struct, structs
 
 from drumline.core.hashing import page_digest
-from drumline.scheduler.index import IndexArray
+from drumline.scheduler.index import NOBODY, ZERO, IndexArray, every
 from drumline.scheduler.match import NO_MATCH, Match
 from drumline.scheduler.prefix import PrefixIndex
 from drumline.scheduler.requests import Request
@@ -46,17 +46,14 @@ class Matcher:
         if host and len(self._host):
             return self._match_tiers(request, digests, cap, tails)
         # Without a group that keeps all, early boundaries may be gone and later ones not.
-        if None in tables.windows:
-            nodes = index.known(digests)
-        else:
-            nodes = np.array(index.anywhere(digests), np.intp)
+        look = index.known if None in tables.windows else index.anywhere
+        nodes = look(digests)
         cells = [blocks[nodes].reshape(-1) for blocks in index.blocks]
         return self._deepest(request, cap, cells, tails)
 
     def presence(self, digests: list[bytes]) -> list[IndexArray]:
         """Return a group's cell for each block of these pages, 0 where both tiers lack it."""
-        nodes = np.array(self._index.anywhere(digests), np.intp)
-        lower = np.array(self._host.anywhere(digests), np.intp)
+        nodes, lower = self._index.anywhere(digests), self._host.anywhere(digests)
         return [
             np.maximum(mine[nodes], theirs[lower]).reshape(-1)
             for mine, theirs in zip(self._index.blocks, self._host.blocks, strict=True)
@@ -98,15 +95,15 @@ class Matcher:
 
         Where a group keeps all, no further than a page that neither tier knows.
         """
-        nodes: list[int] = []
-        lower: list[int] = []
+        nodes: list[IndexArray] = [NOBODY]
+        lower: list[IndexArray] = [NOBODY]
         for start in range(0, len(digests), _STRIDE):
             part = digests[start : start + _STRIDE]
-            nodes += self._index.anywhere(part)
-            lower += self._host.anywhere(part)
-            if None in self._tables.windows and not (nodes[-1] or lower[-1]):
+            nodes.append(self._index.anywhere(part))
+            lower.append(self._host.anywhere(part))
+            if None in self._tables.windows and not (nodes[-1][-1] or lower[-1][-1]):
                 break
-        return np.array(nodes, np.intp), np.array(lower, np.intp)
+        return np.concatenate(nodes), np.concatenate(lower)
 
     def _deepest(self, request: Request, cap: int, cells: list[IndexArray], tails: bool) -> Match:
         """Return the match at the deepest boundary that the blocks in `cells` support."""
@@ -115,8 +112,8 @@ class Matcher:
         for group, window in enumerate(tables.windows):
             if window is None:
                 slots = index.slots[group]
-                present = cells[group][: reach * slots] > 0
-                if np.count_nonzero(present) < len(present):
+                present = cells[group][: reach * slots] > ZERO
+                if not every(present):
                     reach = int(np.argmin(present)) // slots
         paged = 0
         for pages in self._candidates(reach):
@@ -131,7 +128,7 @@ class Matcher:
 
     def _candidates(self, reach: int) -> range:
         """Return the page counts to try, the deepest first."""
-        if all(window is None for window in self._tables.windows) and not self._states:
+        if self._tables.windows.count(None) == len(self._index.slots):
             return range(reach, reach - 1, -1)
         return range(reach, -1, -1)
 
@@ -200,7 +197,7 @@ class Matcher:
             if unread > 0:
                 hit[:unread] = 0
             hits.append(hit)
-        full, paged = (count * self._page for count in reach)
+        full, paged = reach[0] * self._page, reach[1] * self._page
         if tail is None:
             return Match(pages, tokens, full, paged, hits, [])
         return Match(pages, tokens, full, paged, hits, tail.here, host_tails=tail.there)

@@ -113,19 +113,18 @@ class PrefixIndex:
 
     def known(self, digests: Sequence[bytes]) -> IndexArray:
         """Return the boundaries of the leading digests that are known."""
-        nodes: list[int] = []
-        for start in range(0, len(digests), _STRIDE):
-            nodes += self.anywhere(digests[start : start + _STRIDE])
-            if not nodes[-1]:
+        found = self.anywhere(digests[:_STRIDE])
+        for start in range(_STRIDE, len(digests), _STRIDE):
+            if not found[-1]:
                 break
-        found: IndexArray = np.array(nodes, np.intp)
+            found = np.concatenate((found, self.anywhere(digests[start : start + _STRIDE])))
         if np.count_nonzero(found) < len(found):
             found = found[: found.argmin()]
         return found
 
-    def anywhere(self, digests: Sequence[bytes]) -> list[int]:
+    def anywhere(self, digests: Sequence[bytes]) -> IndexArray:
         """Return the boundary of each of `digests`, 0 where it is unknown."""
-        return list(map(self._nodes.get, digests, repeat(0)))
+        return np.fromiter(map(self._nodes.get, digests, repeat(0)), np.intp, len(digests))
 
     def find(self, digest: bytes) -> int:
         """Return the boundary of `digest`, or 0."""

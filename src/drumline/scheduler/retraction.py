@@ -403,7 +403,7 @@ class Retraction:
 
     def _still_cached(self, image: Image) -> list[IndexArray]:
         """Return the device's blocks of an image's full pages by column, 0 where it has none."""
-        nodes = np.array(self._index.anywhere(image.digests), np.intp)
+        nodes = self._index.anywhere(image.digests)
         paged = self._index.blocks[: len(image.first)]
         still = [part[nodes].reshape(-1) for part in paged]
         for part, first in zip(still, image.first, strict=True):

@@ -14,7 +14,7 @@ from drumline.contract.specs import CacheGroup
 from drumline.core.errors import InvariantError
 from drumline.scheduler.blocks import BlockPool
 from drumline.scheduler.draft import Draft
-from drumline.scheduler.index import NOBODY, ONE, ZERO, IndexArray, every, scalar, some
+from drumline.scheduler.index import NOBODY, ONE, ZERO, IndexArray, blank, every, scalar, some
 from drumline.scheduler.match import Match
 from drumline.scheduler.rows import Rows
 
@@ -74,7 +74,7 @@ class BlockTables:
         ]
         """Tokens it has when the window has passed the first block."""
         self.table: list[IndexArray] = [
-            np.zeros((size, -(-max_tokens // tokens)), np.intp) for tokens in self.block_tokens
+            blank(size, -(-max_tokens // tokens)) for tokens in self.block_tokens
         ]
         self._table_of = [table.data for table in self.table]
         """The same memory, for who looks at single cells."""
