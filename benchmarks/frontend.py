@@ -66,7 +66,7 @@ def main() -> int:
     parser.add_argument("--streams", type=int, default=256)
     parser.add_argument("--rate", type=float, default=10_000.0)
     parser.add_argument("--seconds", type=float, default=5.0)
-    parser.add_argument("--api-server-count", type=int, nargs="+", default=[1])
+    parser.add_argument("--api-server-count", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--serve", type=int, metavar="WORKERS", help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -1,8 +1,9 @@
 """The HTTP workers of one server: started, started again, and stopped.
 
 A worker that ends while it serves is started again; its requests are aborted, and connections
-that wait for it wait for the next. One that never came to serve, or the fourth that ends within
-a minute, ends the server. It knows nothing of what they serve.
+that wait for it wait for the next. One that hangs is killed, which is the same. One that never
+came to serve, or the fourth that ends within a minute, ends the server. It knows nothing of what
+they serve.
 
 Thread: the event loop's. Workers die with the thread that started them.
 """
@@ -20,6 +21,7 @@ from drumline.core.config import Config
 from drumline.core.errors import PeerError
 from drumline.frontend.workers.hub import Hub
 from drumline.frontend.workers.settings import WorkerSettings, encode_settings
+from drumline.frontend.workers.worker_end import WorkerEnd
 from drumline.wire.handshake import Registration
 
 log = logging.getLogger(__name__)
@@ -30,6 +32,9 @@ _MOST_ENDS, _ENDS_S = 3, 60.0
 _END_S = 5.0
 """What workers get beyond the drain: to break off what is left, and to end."""
 _POLL_S = 0.02
+_ASK_EVERY_S = 5.0
+HANGS_S = 30.0
+"""A worker that answers nothing for so long is killed."""
 
 
 class Workers:
@@ -42,12 +47,15 @@ class Workers:
         hub: Hub,
         listeners: Sequence[socket.socket],
         command: Sequence[str] = WORKER_COMMAND,
+        *,
+        hangs_s: float = HANGS_S,
     ) -> None:
         self._config = config
         self._registration = registration
         self._hub = hub
         self._listeners = listeners
         self._command = command
+        self._hangs_s = hangs_s
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._ends: deque[float] = deque()
         self._keeping: list[asyncio.Task[None]] = []
@@ -122,8 +130,8 @@ class Workers:
                 self._missing -= 1
                 if not self._missing:
                     self._serving.set()
-            await gone
             serves.cancel()
+            await self._until_gone(worker, process, gone)
             status = await _status(process)
             if self._stopping.is_set():
                 return
@@ -137,6 +145,22 @@ class Workers:
             if len(self._ends) > _MOST_ENDS:
                 raise PeerError(f"{how}, the {len(self._ends)}th within {_ENDS_S:g} s")
             log.error("%s; its requests are aborted, and it is started again", how)
+
+    async def _until_gone(
+        self, worker: WorkerEnd, process: subprocess.Popen[bytes], gone: asyncio.Task[bool]
+    ) -> None:
+        """Wait for a worker's end, which is made to come where it hangs."""
+        if worker.serving.is_set():
+            every_s = min(_ASK_EVERY_S, self._hangs_s)
+            hung = asyncio.create_task(self._hub.hung(worker, every_s, self._hangs_s))
+            try:
+                await asyncio.wait((gone, hung), return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                hung.cancel()
+            if not worker.channel.lost.is_set():
+                log.error("pid %d, an HTTP worker, says nothing and is killed", process.pid)
+                process.kill()
+        await gone
 
     def _launched(self, index: int) -> tuple[subprocess.Popen[bytes], socket.socket]:
         ours, theirs = socket.socketpair()

@@ -19,13 +19,13 @@ from drumline.core.errors import ConfigError, PeerError
 from drumline.core.model_files import find_model
 from drumline.frontend.serve import listen, listen_for, url_of
 from drumline.frontend.workers.hub import Hub
-from drumline.launcher.workers import WORKER_COMMAND, Workers
+from drumline.launcher.workers import HANGS_S, WORKER_COMMAND, Workers
 
 SCRIPTED = (sys.executable, str(Path(__file__).with_name("scripted_worker.py")))
 
 
 @asynccontextmanager
-async def workers_of(count=2, command=WORKER_COMMAND, **options):
+async def workers_of(count=2, command=WORKER_COMMAND, hangs_s=HANGS_S, **options):
     """Yield the workers of a scripted engine, not started yet, and the engine."""
     config = Config(
         model=ModelConfig(model=str(find_model(None).path), served_model_name=("tiny",)),
@@ -43,7 +43,7 @@ async def workers_of(count=2, command=WORKER_COMMAND, **options):
         listeners = listen_for(config.server, count)
         for listener in listeners:
             closing.enter_context(listener)
-        workers = Workers(config, registration, hub, listeners, command)
+        workers = Workers(config, registration, hub, listeners, command, hangs_s=hangs_s)
         closing.push_async_callback(workers.stop, 0)
         yield workers, fake, url_of(listeners[0], config.server)
 
@@ -83,6 +83,17 @@ def test_a_worker_that_is_killed_is_started_again_and_costs_its_own_requests_alo
             assert {reply.status_code for reply in replies} == {200}
             for task in set(running) - done:
                 task.cancel()
+
+    bounded(test)
+
+
+def test_a_worker_that_hangs_is_killed_and_started_again():
+    async def test():
+        async with workers_of(1, hangs_s=1.0) as (workers, _, url):
+            (pid,) = (await started(workers)).pids
+            os.kill(pid, signal.SIGSTOP)
+            await until(lambda: workers.pids != [pid])
+            assert (await asked(url, 1)).status_code == 200
 
     bounded(test)
 

@@ -93,6 +93,18 @@ class Hub:
         self._spawn(self._until_gone(worker))
         return worker
 
+    async def hung(self, worker: WorkerEnd, every_s: float, most_s: float) -> None:
+        """Return once a worker that serves has answered nothing for `most_s`, if ever.
+
+        It is asked, every so often, for what it counted, so that little of that is lost with it.
+        """
+        while True:
+            try:
+                worker.told = msgspec.convert(await worker.ask(Measure(), most_s), list[Family])
+            except PeerError:
+                return
+            await asyncio.sleep(every_s)
+
     def drain(self) -> None:
         """Have every worker refuse what is new; once all are idle, they end."""
         self._draining = True
