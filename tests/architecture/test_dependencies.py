@@ -35,6 +35,11 @@ def packages(requirements):
 
 
 RUN_TIME = packages(PROJECT["project"]["dependencies"])
+OPTIONAL = [
+    package
+    for several in PROJECT["project"]["optional-dependencies"].values()
+    for package in packages(several)
+]
 DEVELOPMENT = packages(PROJECT["dependency-groups"]["dev"])
 
 
@@ -47,7 +52,7 @@ def imported():
                 yield node.module
 
 
-@pytest.mark.parametrize("package", [*RUN_TIME, *DEVELOPMENT, *ALONE])
+@pytest.mark.parametrize("package", [*RUN_TIME, *OPTIONAL, *DEVELOPMENT, *ALONE])
 def test_a_dependency_is_pinned_and_has_its_reason(package):
     assert package in PINNED
     assert package in REASONS
@@ -55,6 +60,6 @@ def test_a_dependency_is_pinned_and_has_its_reason(package):
 
 def test_the_source_imports_what_is_asked_for_and_nothing_else():
     found = {module.partition(".")[0] for module in imported()}
-    expected = {MODULES.get(package, package) for package in RUN_TIME}
+    expected = {MODULES.get(package, package) for package in [*RUN_TIME, *OPTIONAL]}
     expected = expected - LOADED_BY_NAME - FOR_XGRAMMAR | {"xgrammar"}
     assert found - sys.stdlib_module_names - {"drumline"} == expected

@@ -5,6 +5,7 @@ import os
 from msgspec.structs import replace
 
 from drumline.cli.verbs import Serve
+from drumline.core.config import Config, DistributedBackend
 from drumline.core.slurm import placed
 from drumline.launcher import serve as launcher
 from drumline.launcher.behind_gateway import serve_behind_gateway
@@ -14,6 +15,16 @@ from drumline.launcher.headless import serve_headless
 def serve(choices: Serve) -> int:
     """Serve until a signal ends it; return the exit status."""
     config = replace(choices.config, parallel=placed(choices.config.parallel, os.environ))
+    if config.parallel.distributed_backend is DistributedBackend.RAY:
+        # Only who asks for Ray waits for it.
+        from drumline.launcher.ray_cluster import placed_on_ray  # noqa: PLC0415
+
+        with placed_on_ray(config) as config:
+            return _serve(config)
+    return _serve(config)
+
+
+def _serve(config: Config) -> int:
     if config.frontend.headless or config.parallel.node > 0:
         return serve_headless(config, _say)
     if config.frontend.gateway is not None:

@@ -464,6 +464,15 @@ class LoadBalance(StrEnum):
     PREFIX_AWARE = "prefix_aware"
 
 
+class DistributedBackend(StrEnum):
+    """Who starts the ranks of other machines than the first."""
+
+    MP = "mp"
+    """The operator: the same command on each."""
+    RAY = "ray"
+    """A Ray cluster."""
+
+
 class ParallelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How many ranks serve the model, and how they share the work."""
 
@@ -510,6 +519,14 @@ class ParallelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             "on every machine; a free port of 127.0.0.1 by default"
         ),
     ] = None
+    distributed_backend: Annotated[
+        DistributedBackend,
+        Meta(
+            description="who starts the ranks of other machines: the same command on each (mp), or "
+            "a Ray cluster that this machine belongs to",
+            extra=_flags("--distributed-executor-backend"),
+        ),
+    ] = DistributedBackend.MP
     dist_secret_file: Annotated[
         str | None,
         Meta(

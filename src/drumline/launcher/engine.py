@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from drumline.client.engine_client import EngineClient
 from drumline.client.routing import policy_of
-from drumline.core.config import Config, FrontendConfig, LogLevel, tcp
+from drumline.core.config import Config, DistributedBackend, FrontendConfig, LogLevel, tcp
 from drumline.core.errors import ConfigError, DrumlineError, PeerError
 from drumline.core.model_files import ModelFiles, find_model
 from drumline.frontend.service import Service
@@ -44,6 +44,10 @@ class Engine:
             raise ConfigError(
                 "--headless" if config.frontend.headless else "--gateway",
                 "leaves the ranks to another frontend; only `drumline serve` starts them for it",
+            )
+        if config.parallel.distributed_backend is not DistributedBackend.MP:
+            raise ConfigError(
+                "--distributed-backend", "only `drumline serve` asks Ray for machines"
             )
         if config.parallel.node > 0:
             raise ConfigError("--node-rank", "other machines than the first run `drumline serve`")

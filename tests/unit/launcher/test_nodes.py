@@ -1,13 +1,15 @@
 """Machines that share an engine: how ranks are spread, where they meet, what they show."""
 
+import importlib.util
 import logging
 
 import pytest
 
-from drumline.core.config import Config, FrontendConfig, ParallelConfig
+from drumline.core.config import Config, DistributedBackend, FrontendConfig, ParallelConfig
 from drumline.core.errors import ConfigError
 from drumline.launcher.engine import Engine
 from drumline.launcher.nodes import check_nodes, frontend_host, shared_token
+from drumline.launcher.ray_cluster import placed_on_ray
 
 MEETING = {"nnodes": 2, "dist_init_addr": "127.0.0.1:29000"}
 
@@ -107,3 +109,15 @@ def test_a_program_owns_an_engine_on_the_first_machine_only():
     parallel = ParallelConfig(data_parallel_size=2, node_rank=1, **MEETING)
     with pytest.raises(ConfigError, match="--node-rank: other machines than the first"):
         Engine(Config(parallel=parallel), quiet=True)
+    parallel = ParallelConfig(distributed_backend=DistributedBackend.RAY)
+    with pytest.raises(ConfigError, match="--distributed-backend: only `drumline serve`"):
+        Engine(Config(parallel=parallel), quiet=True)
+
+
+def test_ray_that_is_not_installed_is_named_with_what_brings_it(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with (
+        pytest.raises(ConfigError, match="Ray is not installed: pip install drumline"),
+        placed_on_ray(Config()),
+    ):
+        pass
