@@ -7,6 +7,7 @@ tensor is read for them, and nothing waits.
 Thread: forward thread only.
 """
 
+import contextlib
 import gzip
 import logging
 import os
@@ -31,16 +32,57 @@ _log = logging.getLogger(__name__)
 _NOTHING: AbstractContextManager[object] = nullcontext()
 _LEVEL = 3
 """Of compression: most of what there is to gain, in little time."""
+_PIECE = 8
+"""Forwards after which torch is asked for what it holds, some tens of megabytes on a CPU."""
 
 _encode = msgspec.json.Encoder().encode
 _decode_trace = msgspec.json.Decoder(dict[str, Raw]).decode
 _decode_events = msgspec.json.Decoder(list[Raw]).decode
 
 
-class Profiler:
-    """Torch's profiler, for one recording after the other."""
+class _TraceFile:
+    """A trace that is written piece by piece: what is recorded may be larger than memory."""
 
-    __slots__ = ("_clock", "_device", "_marked_us", "_path", "_recording", "_running", "_target")
+    def __init__(self, path: Path, head: dict[str, Raw]) -> None:
+        """Begin a new file. Raises OSError where there is one."""
+        self.path = path
+        # Open for as long as the recording lasts.
+        self._file = gzip.open(path, "xb", compresslevel=_LEVEL)  # noqa: SIM115
+        facts = {**head, "traceName": path.name}
+        del facts["traceEvents"]
+        self._file.write(_encode(facts)[:-1] + b',"traceEvents":[')
+        self._comma = b""
+
+    def add(self, events: bytes) -> None:
+        """Add what a JSON array holds."""
+        inside = events.strip()[1:-1]
+        if inside.strip():
+            self._file.write(self._comma + inside)
+            self._comma = b","
+
+    def close(self) -> None:
+        """End the file."""
+        self._file.write(b"]}")
+        self._file.close()
+
+    def drop(self) -> None:
+        """Take the file back, as it will not be whole."""
+        with contextlib.suppress(OSError):
+            self._file.close()
+        self.path.unlink(missing_ok=True)
+
+
+class Profiler:
+    """Torch's profiler, for one recording after the other.
+
+    Torch gives out what it holds in one go, in which no other thread of the process runs, so
+    it is asked every few forwards: peers that hear nothing meanwhile do not give this rank up.
+    """
+
+    __slots__ = (
+        "_ahead_us", "_clock", "_device", "_fault", "_file", "_forwards", "_marked_us", "_path",
+        "_recording", "_running", "_target",
+    )  # fmt: skip
 
     def __init__(self, device: torch.device, clock: SystemClock) -> None:
         self._device = device
@@ -48,8 +90,12 @@ class Profiler:
         self._recording: Recording | None = None
         self._target = Path()
         self._running: Any = None
+        self._forwards = 0
         self._path = Path()
+        self._file: _TraceFile | None = None
+        self._fault: str | None = None
         self._marked_us = 0
+        self._ahead_us = 0.0
 
     @property
     def activities(self) -> tuple[Activity, ...]:
@@ -87,8 +133,46 @@ class Profiler:
         """Record from now on."""
         recording = self._recording
         assert recording is not None, "a profile is started that was not opened"
-        wanted = recording.activities or tuple(a for a in self.activities if a is not Activity.MEM)
         self._path = _file(self._target, recording, stage)
+        self._fault = None
+        self._begin(recording)
+
+    def forward(self, plan: Plan) -> AbstractContextManager[object]:
+        """Return the context in which a plan's forward runs."""
+        batch, recording = plan.batch, self._recording
+        if self._running is not None and recording is not None and self._forwards == _PIECE:
+            self._end()
+            if self._fault is None:
+                self._begin(recording)
+        if self._running is None or batch is None:
+            return _NOTHING
+        self._forwards += 1
+        name = (
+            f"{FORWARD} {plan.round}: {stage_of(batch)}, {batch.size} rows, {batch.tokens} tokens, "
+            f"{batch.extends} with prompts"
+        )
+        annotation: AbstractContextManager[object] = torch.autograd.profiler.record_function(name)
+        return annotation
+
+    def stop(self, spans: tuple[Span, ...]) -> str | None:
+        """Record no more, and end the file; returns why it could not be written."""
+        if self._running is not None:
+            self._end()
+        file, self._file = self._file, None
+        if file is not None:
+            try:
+                file.add(_encode(self._events(spans)))
+                file.close()
+            except OSError as error:
+                file.drop()
+                self._fault = f"{file.path} was not written: {error}"
+        if self._fault is None:
+            _log.info("wrote %s", self._path)
+        return self._fault
+
+    def _begin(self, recording: Recording) -> None:
+        """Have torch record the next few forwards."""
+        wanted = recording.activities or tuple(a for a in self.activities if a is not Activity.MEM)
         # Not `torch.profiler`, which loads a compiler of seconds first.
         self._running = torch.autograd.profiler.profile(
             use_cpu=Activity.CPU in wanted or Activity.MEM in wanted,
@@ -99,54 +183,38 @@ class Profiler:
             profile_memory=Activity.MEM in wanted,
         )
         self._running.__enter__()
+        self._forwards = 0
         self._marked_us = self._clock.now_us()
         with torch.autograd.profiler.record_function(f"{_CLOCK}{self._marked_us}"):
             pass
 
-    def forward(self, plan: Plan) -> AbstractContextManager[object]:
-        """Return the context in which a plan's forward runs."""
-        batch = plan.batch
-        if self._running is None or batch is None:
-            return _NOTHING
-        name = (
-            f"{FORWARD} {plan.round}: {stage_of(batch)}, {batch.size} rows, {batch.tokens} tokens, "
-            f"{batch.extends} with prompts"
-        )
-        annotation: AbstractContextManager[object] = torch.autograd.profiler.record_function(name)
-        return annotation
-
-    def stop(self, spans: tuple[Span, ...]) -> str | None:
-        """Record no more, and write the file; returns why it cannot be written."""
+    def _end(self) -> None:
+        """Write what torch recorded; what fails is told at the stop, and ends the recording."""
         running, self._running = self._running, None
-        if running is None:
-            return None
         try:
             running.__exit__(None, None, None)
             with tempfile.TemporaryDirectory() as directory:
                 raw = Path(directory, "trace.json")
                 running.export_chrome_trace(str(raw))
                 trace = _decode_trace(raw.read_bytes())
-            trace["traceName"] = Raw(_encode(self._path.name))
-            trace["traceEvents"] = self._joined(trace["traceEvents"], spans)
-            with gzip.open(self._path, "xb", compresslevel=_LEVEL) as file:
-                file.write(_encode(trace))
+            events = trace["traceEvents"]
+            self._ahead_us = self._ahead(events)
+            if self._file is None:
+                self._file = _TraceFile(self._path, trace)
+            self._file.add(bytes(events))
         except (OSError, RuntimeError) as error:
-            return f"{self._path} was not written: {error}"
-        _log.info("wrote %s", self._path)
-        return None
+            self._fault = f"{self._path} was not written: {error}"
+            if self._file is not None:
+                self._file.drop()
+                self._file = None
 
-    def _joined(self, events: Raw, spans: tuple[Span, ...]) -> Raw:
-        """Return a trace's events with those of the control thread."""
-        ours = _encode(self._events(spans, self._ahead_us(events)))
-        return Raw(bytes(events).rstrip()[:-1] + b"," + ours[1:])
-
-    def _ahead_us(self, events: Raw) -> float:
+    def _ahead(self, events: Raw) -> float:
         """Return what the trace's clock is ahead of the machine's monotonic one."""
         mark = f'"{_CLOCK}{self._marked_us}"'.encode()
-        marked = next(each for each in _decode_events(events) if mark in memoryview(each).tobytes())
+        marked = next(each for each in _decode_events(events) if mark in bytes(each))
         return float(msgspec.json.decode(marked)["ts"]) - self._marked_us
 
-    def _events(self, spans: tuple[Span, ...], ahead_us: float) -> list[dict[str, Any]]:
+    def _events(self, spans: tuple[Span, ...]) -> list[dict[str, Any]]:
         """Return the control thread's events, and what threads and process are called."""
         process, thread = os.getpid(), threading.get_native_id()
         # The control thread is the process's main one, which has the number of the process.
@@ -170,7 +238,7 @@ class Profiler:
                 "name": span.name,
                 "pid": process,
                 "tid": process,
-                "ts": span.begin_us + ahead_us,
+                "ts": span.begin_us + self._ahead_us,
                 "dur": span.end_us - span.begin_us,
                 "args": span.facts,
             }

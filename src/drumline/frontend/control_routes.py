@@ -39,11 +39,12 @@ def control_routes(service: Service) -> list[Route]:
 
     async def sleep(asked: _Sleep) -> Outcome:
         if asked.level != 1:
+            why = "it drops the weights, which no wake could bring back without a load; "
             raise RequestError(
                 501,
-                f"level {asked.level} is not supported: what it drops no wake could bring back "
-                "without a load; level 1 gives back the memory of weights and KV cache alike, and "
-                "keeps the weights in a file meanwhile",
+                f"level {asked.level} is not supported: {why if asked.level == _DROPS else ''}"
+                "level 1 gives back the memory of weights and KV cache alike, and keeps the "
+                "weights in a file meanwhile",
                 param="level",
             )
         return await control.release(asked.tags)
@@ -115,6 +116,10 @@ class _Paused(Struct, frozen=True):
 
 class _Tags(Struct, forbid_unknown_fields=True):
     tags: list[str] | None = None
+
+
+_DROPS = 2
+"""The level of sleep at which other engines keep no weights."""
 
 
 class _Sleep(_Tags, forbid_unknown_fields=True):

@@ -7,6 +7,7 @@ import os
 import pytest
 
 from drumline.contract.profile import Recording, Span, Stage
+from drumline.device.profiler import _PIECE
 
 PROMPT = list(range(3, 20))
 
@@ -72,6 +73,20 @@ def test_what_is_recorded_changes_no_token(rig, tmp_path):
     assert "python_function" in kinds, "stacks"
     assert any(e["name"] == "[memory]" for e in found)
     assert any(e.get("args", {}).get("Input Dims") for e in found), "shapes"
+
+
+def test_a_long_recording_is_written_in_pieces_and_has_every_forward_once(rig, tmp_path):
+    rank = rig("llama")
+    assert rank.plane.open_profile(recording(tmp_path)) is None
+    rank.plane.start_profile(None)
+    first, count = rank.round + 1, 3 * _PIECE + 2
+    rank.generate(1, "r", PROMPT, count)
+    assert rank.plane.stop_profile(()) is None
+    found = events(tmp_path / "p-TP0.trace.json.gz")
+    forwards = [e for e in found if e["name"].startswith("forward ")]
+    assert [int(e["name"].split()[1][:-1]) for e in forwards] == [*range(first, first + count)]
+    times = [e["ts"] for e in forwards]
+    assert times == sorted(times), "on one clock"
 
 
 REFUSED = [

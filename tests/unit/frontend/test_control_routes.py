@@ -135,9 +135,13 @@ async def test_is_sleeping_says_so_where_any_engine_is(embedded):
 @run
 async def test_a_sleep_that_would_lose_the_weights_is_refused_by_name(embedded):
     async with served(embedded) as it:
+        reply = await it.http.post("/sleep?level=0")
+        told = "level 0 is not supported: level 1 gives back the memory"
+        assert (reply.status_code, reply.json()["error"]["param"]) == (501, "level")
+        assert reply.json()["error"]["message"].startswith(told)
         reply = await it.http.post("/sleep?level=2")
         assert reply.status_code == 501
-        assert reply.json()["error"]["message"].startswith("level 2 is not supported: what it")
+        assert reply.json()["error"]["message"].startswith("level 2 is not supported: it drops")
         assert it.fake.calls == []
 
 
