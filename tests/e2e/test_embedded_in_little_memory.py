@@ -12,7 +12,17 @@ import logging
 import time
 
 import pytest
-from tests.e2e.whole_rank import ROUNDS, Rank, answers, check_fed_once, prompts, same
+from tests.e2e.whole_rank import (
+    ROUNDS,
+    WAVER,
+    Rank,
+    answers,
+    check_fed_once,
+    parted,
+    prompts,
+    same,
+    told,
+)
 
 from drumline.contract.messages import AbortAsked
 from drumline.contract.request import Sampling
@@ -25,34 +35,6 @@ COUNT, PROMPT, ANSWER = (FULL, 600, 400) if FULL else (4, 20, 16)
 INTERVALS = range(1, 8) if FULL else (1, 3)
 VOCAB = 40_000
 PAGE = 16
-WAVER = {Dtype.FLOAT32: 1e-3, Dtype.BFLOAT16: 0.3}
-"""How far apart the two best may be where the rounding of another batch turns them around: a
-row's bits depend on how many are computed beside it, and bfloat16 keeps eight of them."""
-
-
-def told(engine, asked):
-    """Ask all at once, greedily; returns what every client was told."""
-    for n, prompt in enumerate(asked):
-        engine.ask(f"r{n}", prompt, Sampling(top_k=1), top=2)
-    engine.run_until_idle()
-    ends = [engine.frontend.ended(f"r{n}") for n in range(len(asked))]
-    assert {each.finished for each in ends} == {"length"}
-    return ends
-
-
-def parted(mine, ample, waver):
-    """Return how many answers part; where one does, the two best were as good as equal."""
-    count = 0
-    for one, other in zip(mine, ample, strict=True):
-        for at, (token, expected) in enumerate(zip(one.ids, other.ids, strict=False)):
-            if token != expected:
-                best = dict(zip(other.top_ids[at], other.top_logprobs[at], strict=True))
-                assert token in best
-                assert best[expected] - best[token] < waver
-                count += 1
-                break
-            assert one.logprobs[at] == pytest.approx(other.logprobs[at], abs=waver)
-    return count
 
 
 @pytest.mark.parametrize("dtype", WAVER)

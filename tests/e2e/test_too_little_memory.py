@@ -11,11 +11,22 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from tests.e2e.whole_rank import ROUNDS, SAMPLINGS, Rank, answers, check_fed_once, prompts, same
+from tests.e2e.whole_rank import (
+    ROUNDS,
+    SAMPLINGS,
+    WAVER,
+    Rank,
+    answers,
+    check_fed_once,
+    parted,
+    prompts,
+    same,
+    told,
+)
 
 from drumline.contract.messages import AbortAsked
 from drumline.contract.request import Sampling
-from drumline.core.config import WritePolicy
+from drumline.core.config import Dtype, WritePolicy
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +71,18 @@ def test_a_pool_a_third_the_size_gives_every_text_and_computes_nothing_twice(tin
     check_fed_once(short, asked, 1000)
     assert short.counters.retractions > 10
     assert short.counters.restores == short.counters.retractions
+    short.check_drained()
+
+
+@pytest.mark.skipif(not os.environ.get("DRUMLINE_SOAK_MEMORY"), reason="played by make soak")
+def test_a_pool_a_third_the_size_gives_every_text_in_bfloat16_too(tiny, rank):
+    asked = prompts(64, length=600)
+    fields = {"seqs": 64, "context": 1000}
+    ample = told(rank(tiny, Dtype.BFLOAT16, pages=4200, **fields), asked)
+    short = rank(tiny, Dtype.BFLOAT16, pages=1344, **fields)
+    parted(told(short, asked), ample, WAVER[Dtype.BFLOAT16])
+    check_fed_once(short, asked, 1000)
+    assert short.counters.restores == short.counters.retractions > 10
     short.check_drained()
 
 

@@ -137,9 +137,9 @@ def answers(engine, asked, **fields):
     for n, prompt in enumerate(asked):
         engine.ask(f"r{n}", prompt, SAMPLINGS[n % len(SAMPLINGS)], **fields)
     engine.run_until_idle()
-    told = [engine.frontend.ended(f"r{n}") for n in range(len(asked))]
-    assert {each.finished for each in told} == {"length"}
-    return [(each.ids, each.logprobs) for each in told]
+    ends = [engine.frontend.ended(f"r{n}") for n in range(len(asked))]
+    assert {each.finished for each in ends} == {"length"}
+    return [(each.ids, each.logprobs) for each in ends]
 
 
 def same(mine, theirs, tolerance):
@@ -151,3 +151,33 @@ def same(mine, theirs, tolerance):
 def check_fed_once(engine, asked, context=CONTEXT):
     """Each prompt once and each token but the last; an end may be seen one token late."""
     assert 0 <= engine.fed - len(asked) * (context - 1) <= len(asked)
+
+
+WAVER = {Dtype.FLOAT32: 1e-3, Dtype.BFLOAT16: 0.3}
+"""How far apart the two best may be where the rounding of another batch turns them around: a
+row's bits depend on how many are computed beside it, and bfloat16 keeps eight of them."""
+
+
+def told(engine, asked):
+    """Ask all at once, greedily; returns what every client was told."""
+    for n, prompt in enumerate(asked):
+        engine.ask(f"r{n}", prompt, Sampling(top_k=1), top=2)
+    engine.run_until_idle()
+    ends = [engine.frontend.ended(f"r{n}") for n in range(len(asked))]
+    assert {each.finished for each in ends} == {"length"}
+    return ends
+
+
+def parted(mine, ample, waver):
+    """Return how many answers part; where one does, the two best were as good as equal."""
+    count = 0
+    for one, other in zip(mine, ample, strict=True):
+        for at, (token, expected) in enumerate(zip(one.ids, other.ids, strict=False)):
+            if token != expected:
+                best = dict(zip(other.top_ids[at], other.top_logprobs[at], strict=True))
+                assert token in best
+                assert best[expected] - best[token] < waver
+                count += 1
+                break
+            assert one.logprobs[at] == pytest.approx(other.logprobs[at], abs=waver)
+    return count
