@@ -34,7 +34,7 @@ from drumline.client.engine_client import EngineClient
 from drumline.core.config import Config, LogLevel, ModelConfig, ProcessConfig, ServerConfig
 from drumline.core.model_files import find_model
 from drumline.core.version import VERSION
-from drumline.frontend.serve import listen_for, url_of
+from drumline.frontend.serve import SWITCH_S, listen_for, url_of
 from drumline.frontend.service import Service
 from drumline.frontend.text.load import load_tokenizer
 from drumline.frontend.workers.hub import Hub
@@ -127,6 +127,7 @@ def _serve(count: int) -> int:
             await front.serve(stop, 1, lambda url: print(url, flush=True))
         await client.close()
 
+    sys.setswitchinterval(SWITCH_S)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(run())
     return 0

@@ -23,6 +23,10 @@ from drumline.frontend.service import Service
 
 log = logging.getLogger(__name__)
 
+SWITCH_S = 0.001
+"""How long a thread that computes, such as one that tokenizes, may keep the interpreter from the
+event loop, which gives it away at every look at its sockets. For processes that serve HTTP."""
+
 _BACKLOG = 2048
 _LAST_WORDS_S = 2
 

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import logging
 import socket
+import sys
 from collections.abc import Sequence
 
 import setproctitle
@@ -32,6 +33,7 @@ def serve(config: Config, say: Say) -> int:
     the operator can mend, PeerError when the engine fails.
     """
     setproctitle.setproctitle("drumline::serve")
+    sys.setswitchinterval(http.SWITCH_S)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve(config, say))
 

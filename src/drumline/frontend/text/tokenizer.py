@@ -75,7 +75,11 @@ class Tokenizer:
         self.pieces: Mapping[int, bytes] = _Pieces(self._piece)
         """The bytes that ids stand for; none for an id outside the vocabulary."""
         self._spoken: dict[frozenset[int], Mapping[int, bytes]] = {}
-        self._longest = 0
+        # Now, and not with the first long prompt: it takes a while, and others want to be served.
+        vocabulary = pipeline.get_vocab(with_added_tokens=True) if self._keeps_text else ()
+        self._longest = max(
+            (len(piece_bytes(piece, facts.alphabet)) for piece in vocabulary), default=0
+        )
         self.facts = facts
         self.vocab_size: int = max(pipeline.get_vocab_size(), max(added, default=0) + 1)
 
@@ -106,12 +110,8 @@ class Tokenizer:
 
         Zero where nothing can be said because the tokenizer rewrites text first.
         """
-        if not self._keeps_text:
-            return 0
         if not self._longest:
-            alphabet = self.facts.alphabet
-            vocabulary = self._pipeline.get_vocab(with_added_tokens=True)
-            self._longest = max(len(piece_bytes(piece, alphabet)) for piece in vocabulary)
+            return 0
         spelled = len(text) - sum(map(text.count, self._unspelled))
         return spelled // self._longest
 

@@ -19,7 +19,7 @@ from drumline.core.errors import ConfigError, PeerError
 from drumline.core.lifeline import die_with
 from drumline.core.log import configure
 from drumline.core.model_files import find_model
-from drumline.frontend.serve import serve
+from drumline.frontend.serve import SWITCH_S, serve
 from drumline.frontend.service import Service, Timings
 from drumline.frontend.text.load import load_tokenizer
 from drumline.frontend.workers.link import SharedLink
@@ -43,6 +43,7 @@ def main() -> int:
     # The owner hears of Ctrl-C and says what is to be done.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     configure(f"http{settings.index}", settings.config.process.log_level or LogLevel.INFO)
+    sys.setswitchinterval(SWITCH_S)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_serve(settings))
