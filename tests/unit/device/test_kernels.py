@@ -3,6 +3,7 @@
 import logging
 import shutil
 import subprocess
+import sys
 
 import pytest
 
@@ -92,6 +93,28 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path):
     file.touch()
     with pytest.raises(NotCompiledError, match=f"{file}/deeper cannot be written"):
         compiled(VARIANTS[-1], file / "deeper")
+
+
+@pytest.mark.parametrize(
+    ("prefix", "folder"),
+    [("{tmp}", "{tmp}/share/drumline"), ("/usr", "{tmp}/home/.cache/drumline")],
+)
+def test_libraries_are_kept_in_the_environment_or_else_at_home(
+    tmp_path, monkeypatch, prefix, folder
+):
+    monkeypatch.setattr(sys, "prefix", prefix.format(tmp=tmp_path))
+    monkeypatch.setattr(sys, "base_prefix", "/usr")
+    monkeypatch.setattr(compiling.Path, "home", lambda: tmp_path / "home")
+    assert str(compiling.default_folder()) == folder.format(tmp=tmp_path)
+
+
+def test_without_a_home_either_it_is_said_why_there_are_no_kernels(monkeypatch):
+    def home():
+        raise RuntimeError
+
+    monkeypatch.setattr(sys, "base_prefix", sys.prefix)
+    monkeypatch.setattr(compiling.Path, "home", home)
+    assert "no home directory" in find_kernels(tried, has=ALL).why_none
 
 
 def test_a_library_that_is_none_is_passed_over(tmp_path, monkeypatch):

@@ -1,11 +1,15 @@
 """Weights that stay small integers, one layer at a time and a whole decoder in one call."""
 
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from drumline.core.config import Config, ModelConfig
 from drumline.core.gguf_file import TensorType, read_gguf
 from drumline.core.model_files import find_model
 from drumline.device.kernels.native import Machine, find_kernels
@@ -18,7 +22,9 @@ from drumline.device.weights.gguf import GgufWeights
 from drumline.device.weights.source import Cut, Span
 from drumline.device.weights.store import WeightStore
 
+from .conftest import Rig
 from .test_models import PROMPT, Loaded
+from .test_parallel import groups
 from .test_weights import write_gguf
 
 KINDS = [TensorType.Q4_0, TensorType.Q4_1, TensorType.Q8_0]
@@ -264,6 +270,31 @@ def test_a_model_that_is_not_all_blocks_runs_layer_by_layer(quantized, machine, 
     assert "3 matrices, such as model.layers.0.mlp.down_proj, became floats" in caplog.text
     made, exact = mixed.feed([1], [0], [PROMPT]), Loaded(path).feed([1], [0], [PROMPT])
     assert apart(made, exact) < 0.05
+
+
+def test_ranks_that_share_packed_weights_return_the_same_bits_near_the_whole_model_s(wide, kernels):
+    path = wide("llama")
+    expected = Whole(path, Machine(kernels, 1)).feed([1], [0], [PROMPT])
+
+    def run(group):
+        return Loaded(path, group, native(Machine(kernels, 1))).feed([1], [0], [PROMPT])
+
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(run, groups(pool, 2))
+    assert torch.equal(first, second)
+    # Inputs are rounded in the same blocks, and sums meet in another order.
+    assert apart(first, expected) < 0.02
+
+
+def test_a_packed_weight_is_no_tensor_to_be_read_or_written_by_name(wide):
+    device = Rig(Config(model=ModelConfig(model=str(wide("llama")))))
+    try:
+        weights = device.built.handle.weights
+        assert "--quantization none" in device.thread.call(partial(weights.rows, NAME, 1))
+        norm = device.thread.call(partial(weights.rows, "model.norm.weight", 1))
+        assert norm.shape == (64,)
+    finally:
+        device.plane.shutdown()
 
 
 def test_weights_that_were_away_are_where_the_kernels_look_for_them(wide, machine):

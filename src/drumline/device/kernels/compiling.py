@@ -8,6 +8,7 @@ import hashlib
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -46,8 +47,16 @@ class NotCompiledError(Exception):
 
 
 def default_folder() -> Path:
-    """Return where libraries are kept."""
-    return Path.home() / ".cache" / "drumline"
+    """Return where libraries are kept: in the virtual environment, else in the user's cache.
+
+    Raises NotCompiledError where there is neither.
+    """
+    if sys.prefix != sys.base_prefix and os.access(sys.prefix, os.W_OK):
+        return Path(sys.prefix) / "share" / "drumline"
+    try:
+        return Path.home() / ".cache" / "drumline"
+    except RuntimeError:
+        raise NotCompiledError("there is no home directory to keep libraries in") from None
 
 
 def compiled(variant: Variant, folder: Path) -> Path:
