@@ -28,8 +28,11 @@ class Agenda:
         if waits.count(first) == len(waits):
             self._file(rows, first)
             return
+        alike: dict[int, list[int]] = {}
         for row, wait in zip(rows, waits, strict=True):
-            self._file([row], wait)
+            alike.setdefault(max(wait, 0), []).append(row)
+        for wait, those in alike.items():
+            self._file(those, wait)
 
     def _file(self, rows: list[int], wait: int) -> None:
         at = self._next + max(wait, 0)

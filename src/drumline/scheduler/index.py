@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 IndexArray = npt.NDArray[np.intp]
 
-FEW = 4
+FEW = 3
 """Up to so many rows or blocks, looking at one after the other is cheaper than an array is."""
 
 NOBODY: IndexArray = np.empty(0, np.intp)
