@@ -110,7 +110,10 @@ class Profiler:
             if asked not in known:
                 return f"activity {asked!r} cannot be recorded here; {', '.join(known)} can"
         root = Path(recording.root or tempfile.gettempdir()).resolve()
-        target = (root / recording.directory).resolve()
+        try:
+            target = (root / recording.directory).resolve()
+        except (ValueError, RuntimeError) as error:  # a null character, or links in a circle
+            return f"output_dir {recording.directory!r} is no path: {error}"
         if not target.is_relative_to(root):
             return (
                 f"output_dir {recording.directory!r} is outside of {root}, where profiles are "

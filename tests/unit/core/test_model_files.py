@@ -36,8 +36,10 @@ def test_what_is_no_model_is_refused_by_name(tmp_path):
         with pytest.raises(ConfigError, match=reason) as caught:
             find_model(str(tmp_path / name))
         assert name in str(caught.value)
-    with pytest.raises(ConfigError, match="/no/such/thing"):
-        find_model("/no/such/thing")
+    for name in ("/no/such/thing", "a\0b", "n" * 300, "~nobody-at-all/model"):
+        with pytest.raises(ConfigError) as caught:
+            find_model(name)
+        assert repr(name) in str(caught.value)
 
 
 def test_a_hub_id_is_found_in_the_local_cache(tmp_path, monkeypatch):

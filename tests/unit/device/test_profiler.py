@@ -96,6 +96,9 @@ REFUSED = [
     ({"directory": "../beside"}, "output_dir '../beside' is outside of"),
     ({"directory": "link/in"}, "output_dir 'link/in' is outside of"),
     ({"directory": "file"}, "cannot write into"),
+    ({"directory": "n" * 300}, "cannot write into"),
+    ({"directory": "circle"}, "output_dir 'circle' is no path"),
+    ({"directory": "a\0b"}, "output_dir 'a\\x00b' is no path"),
     ({"name": "taken-TP0"}, "exists; give another profile_id"),
 ]
 
@@ -107,6 +110,7 @@ def test_what_cannot_be_recorded_or_written_is_refused_before_anything_begins(
     root = tmp_path / "root"
     root.mkdir()
     (root / "link").symlink_to(tmp_path)
+    (root / "circle").symlink_to("circle")
     (root / "file").touch()
     (root / "taken-TP0-DECODE.trace.json.gz").touch()
     before = sorted(os.walk(tmp_path))
