@@ -107,6 +107,22 @@ def test_where_one_rank_cannot_record_none_does(layout):
         assert refusal == "no profile is in progress; call start_profile first"
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_file_that_one_rank_could_not_write_is_told_to_all_who_asked(layout):
+    poor = layout.size - 1
+
+    def plant(rank, sim):
+        if rank == poor:
+            stop = sim.plane.stop_profile
+            sim.plane.stop_profile = lambda spans: stop(spans) or "no space left"
+
+    fleet = run(layout, [(6, START, ID | {"num_steps": 8}), (25, STOP)], plant)
+    for engine in range(layout.data):
+        own = layout.replica(poor)[0] == poor and engine == layout.data_index(poor)
+        told = "no space left" if own else "another rank wrote no file; its log says why"
+        assert said(fleet.owner(engine))[1] == (False, told)
+
+
 MALFORMED = [
     ({"num_steps": 0}, "Expected `int` >= 1 - at `$.num_steps`"),
     ({"num_steps": 1001}, "Expected `int` <= 1000 - at `$.num_steps`"),

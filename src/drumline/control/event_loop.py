@@ -450,8 +450,9 @@ class EventLoop:
                 )
             case ProfileStop():
                 fault, recorded = self._profiles.stop()
-                agreed = self._converge(fault is None)
-                return agreed, fault or recorded, None
+                if not self._converge(fault is None):
+                    return False, fault or "another rank wrote no file; its log says why", None
+                return True, recorded, None
             case StateSet():
                 fault = self._scheduler.adjust(asked.changes)
                 settings = msgspec.json.encode(self._scheduler.adjustable).decode()

@@ -210,4 +210,6 @@ class Profiles:
 
     def _end(self, profile: _Profile) -> None:
         self._write(profile)
+        # One that recorded nothing wrote nothing, and its notes would go on for ever.
+        self.trace.take()
         profile.ended = True

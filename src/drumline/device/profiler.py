@@ -205,16 +205,21 @@ class Profiler:
             if self._file is None:
                 self._file = _TraceFile(self._path, trace)
             self._file.add(bytes(events))
-        except (OSError, RuntimeError) as error:
+        except (OSError, RuntimeError, msgspec.DecodeError) as error:
             self._fault = f"{self._path} was not written: {error}"
             if self._file is not None:
                 self._file.drop()
                 self._file = None
 
     def _ahead(self, events: Raw) -> float:
-        """Return what the trace's clock is ahead of the machine's monotonic one."""
+        """Return what the trace's clock is ahead of the machine's monotonic one.
+
+        Raises RuntimeError where nothing of the CPU's was recorded, which would say.
+        """
         mark = f'"{_CLOCK}{self._marked_us}"'.encode()
-        marked = next(each for each in _decode_events(events) if mark in bytes(each))
+        marked = next((each for each in _decode_events(events) if mark in bytes(each)), None)
+        if marked is None:
+            raise RuntimeError("the trace does not say what its clock shows")
         return float(msgspec.json.decode(marked)["ts"]) - self._marked_us
 
     def _events(self, spans: tuple[Span, ...]) -> list[dict[str, Any]]:

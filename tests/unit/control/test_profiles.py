@@ -179,3 +179,11 @@ def test_the_control_thread_notes_what_it_did_while_there_is_a_profile(recorder)
     ]
     profiles.trace.did("tail")
     assert profiles.trace.take() == ()
+
+
+def test_a_profile_that_ends_before_any_forward_leaves_no_notes_behind(profiles):
+    begin(profiles)
+    profiles.trace.did("plan")
+    profiles.stop()
+    assert not profiles.trace.on
+    assert profiles.trace.take() == ()

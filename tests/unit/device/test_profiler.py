@@ -129,3 +129,15 @@ def test_a_file_that_is_there_meanwhile_is_not_written_over_and_the_rank_serves_
     assert "was not written" in rank.plane.stop_profile(())
     assert path.read_bytes() == b"somebody else's"
     assert rank.generate(1, "r", PROMPT, 2)
+
+
+def test_a_trace_that_cannot_be_read_is_told_at_the_stop_and_the_rank_serves_on(
+    rig, tmp_path, monkeypatch
+):
+    rank = rig("llama")
+    assert rank.plane.open_profile(recording(tmp_path)) is None
+    rank.plane.start_profile(None)
+    monkeypatch.setattr("drumline.device.profiler._decode_events", lambda _: [])
+    assert "the trace does not say what its clock shows" in rank.plane.stop_profile(())
+    assert not list(tmp_path.iterdir())
+    assert rank.generate(1, "r", PROMPT, 2)
