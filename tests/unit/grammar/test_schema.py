@@ -83,6 +83,8 @@ def written(schema):
          "the keyword $id beside $ref"),
         ({"$ref": "a#/x/y", "$defs": {"z": {"$id": "a", "x": {"y": {"$ref": "#/x"}}}}},
          "$ref 'a#/x/y': only references into the schema"),
+        ({"$id": "http://x.org/", "allOf": [{"$ref": "http://["}]}, "'http://[' is no URI"),
+        ({"$defs": {"a": {"$id": "http://[#"}}}, "'http://[#' is no URI"),
         (False, "permits nothing"),
         (3, "a schema is an object or a boolean"),
     ],

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
 
+from drumline.grammar.bounds import RefusedGrammarError
+
 Path = tuple[str, ...]
 
 _ONE = (
@@ -24,7 +26,10 @@ _BY_NAME = (
 
 
 def localized(root: Any) -> Any:
-    """Return a schema of which all references into itself are pointers from its root."""
+    """Return a schema of which all references into itself are pointers from its root.
+
+    Raises RefusedGrammarError for a name that is no URI.
+    """
     places = _Places(root)
     return places.rewritten(root, (), _base(root, (), "")) if places.names_parts else root
 
@@ -84,13 +89,14 @@ class _Places:
     def _target(self, reference: str, base: str) -> Path | None:
         """Return where a reference leads; None if it does not lead to a schema in here."""
         uri, _, fragment = reference.partition("#")
-        resource = self._resources.get(urljoin(base, uri) if uri else base)
+        whole = _absolute(base, uri) if uri else base
+        resource = self._resources.get(whole)
         if resource is None:
             return None
         if not fragment:
             return resource
         if not fragment.startswith("/"):
-            return self._anchors.get((urljoin(base, uri) if uri else base, unquote(fragment)))
+            return self._anchors.get((whole, unquote(fragment)))
         steps = (unquote(step) for step in fragment[1:].split("/"))
         path = resource + tuple(step.replace("~1", "/").replace("~0", "~") for step in steps)
         # What is no place of a schema was not looked at: what is in it would be misread.
@@ -103,7 +109,15 @@ def _base(schema: Any, path: Path, base: str) -> str:
     # Beside `$ref` one draft of the language ignores it and another does not, but for the root.
     if not isinstance(told, str) or told.startswith("#") or ("$ref" in schema and path):
         return base
-    return urldefrag(urljoin(base, told)).url
+    return _absolute(base, told)
+
+
+def _absolute(base: str, uri: str) -> str:
+    """Return what a URI is, seen from a base. Raises RefusedGrammarError where it is none."""
+    try:
+        return urldefrag(urljoin(base, uri)).url
+    except ValueError as error:
+        raise RefusedGrammarError(f"{uri!r} is no URI: {error}") from None
 
 
 def _parts(schema: dict[str, Any]) -> Iterator[tuple[Path, Any]]:
