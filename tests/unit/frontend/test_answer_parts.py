@@ -79,6 +79,8 @@ EXPECTED = [
     (QWEN_XML, f"{XML} Done.", [*call(0, "get_weather", XML_ARGUMENTS), Words(" Done.")]),
     (QWEN_XML, '<tool_call>\n{"name": "stop", "arguments": {"a": 1}}\n</tool_call>',
      call(0, "stop", '{"a": 1}')),
+    (QWEN_XML, "<tool_call><function=stop><parameter=a>NaN</parameter></function></tool_call>",
+     call(0, "stop", '{"a": "NaN"}')),
     (HERMES, "No tool knows that.", [Words("No tool knows that.")]),
     (HERMES, TAGGED, call(0, "get_weather", OSLO)),
     (
@@ -132,6 +134,7 @@ MALFORMED = [
     (QWEN_XML, "<tool_call>\n<function=fly>\n</function>\n</tool_call>"),
     (QWEN_XML, "<tool_call><function=stop>loose</function></tool_call>"),
     (QWEN_XML, "<tool_call><function=stop><parameter=a>1</parameter>"),
+    (QWEN_XML, '<tool_call>{"name": "stop", "arguments": {"a": NaN}}</tool_call>'),
     (QWEN_XML, "a <tool_cal"),
     (HERMES, "<tool_call>not JSON</tool_call>"),
     (HERMES, '<tool_call>{"name": "fly", "arguments": {}}</tool_call>'),

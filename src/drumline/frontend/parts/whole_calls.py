@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from enum import IntEnum, auto
-from typing import Any
+from typing import Any, NoReturn
 
 from msgspec import Struct
 
@@ -83,7 +83,7 @@ def qwen_call(body: str, schemas: Schemas) -> Parsed:
 
 def _json_call(body: str) -> Parsed:
     try:
-        call = json.loads(body, strict=False)
+        call = json.loads(body, strict=False, parse_constant=_no_number)
     except (ValueError, RecursionError):
         return None
     if not isinstance(call, dict) or not isinstance(call.get("name"), str):
@@ -98,9 +98,14 @@ def _value(text: str, schema: Any) -> Any:
     if isinstance(schema, dict) and schema.get("type") == "string":
         return text
     try:
-        return json.loads(text)
+        return json.loads(text, parse_constant=_no_number)
     except (ValueError, RecursionError):
         return text
+
+
+def _no_number(name: str) -> NoReturn:
+    """Refuse what Python reads as a number, and JSON has no word for."""
+    raise ValueError(f"{name} is no number")
 
 
 class _At(IntEnum):
