@@ -9,9 +9,7 @@ from drumline.frontend import serve as http
 from drumline.frontend.service import Service
 from drumline.frontend.workers.hub import Hub
 from drumline.launcher.engine import Engine
-from drumline.launcher.workers import Workers
-
-_WORKERS_START_S = 120.0
+from drumline.launcher.workers import STARTS_S, Workers
 
 
 class Front(Protocol):
@@ -59,7 +57,7 @@ class SeveralServers:
         )
         workers = Workers(config, registration, hub, listeners)
         try:
-            await workers.start(_WORKERS_START_S)
+            await workers.start(STARTS_S)
         except BaseException:
             workers.kill()
             await workers.stop(0)

@@ -35,6 +35,8 @@ _POLL_S = 0.02
 _ASK_EVERY_S = 5.0
 HANGS_S = 30.0
 """A worker that answers nothing for so long is killed."""
+STARTS_S = 120.0
+"""One that does not serve so long after its start is, too."""
 
 
 class Workers:
@@ -49,6 +51,7 @@ class Workers:
         command: Sequence[str] = WORKER_COMMAND,
         *,
         hangs_s: float = HANGS_S,
+        starts_s: float = STARTS_S,
     ) -> None:
         self._config = config
         self._registration = registration
@@ -56,6 +59,7 @@ class Workers:
         self._listeners = listeners
         self._command = command
         self._hangs_s = hangs_s
+        self._starts_s = starts_s
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._ends: deque[float] = deque()
         self._keeping: list[asyncio.Task[None]] = []
@@ -124,7 +128,9 @@ class Workers:
             worker = await self._hub.attach(ours)
             gone = asyncio.create_task(worker.channel.lost.wait())
             serves = asyncio.create_task(worker.serving.wait())
-            await asyncio.wait((gone, serves), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(
+                (gone, serves), timeout=self._starts_s, return_when=asyncio.FIRST_COMPLETED
+            )
             if worker.serving.is_set() and first:
                 first = False
                 self._missing -= 1
@@ -157,9 +163,9 @@ class Workers:
                 await asyncio.wait((gone, hung), return_when=asyncio.FIRST_COMPLETED)
             finally:
                 hung.cancel()
-            if not worker.channel.lost.is_set():
-                log.error("pid %d, an HTTP worker, says nothing and is killed", process.pid)
-                process.kill()
+        if not worker.channel.lost.is_set():
+            log.error("pid %d, an HTTP worker, says nothing and is killed", process.pid)
+            process.kill()
         await gone
 
     def _launched(self, index: int) -> tuple[subprocess.Popen[bytes], socket.socket]:

@@ -19,13 +19,15 @@ from drumline.core.errors import ConfigError, PeerError
 from drumline.core.model_files import find_model
 from drumline.frontend.serve import listen, listen_for, url_of
 from drumline.frontend.workers.hub import Hub
-from drumline.launcher.workers import HANGS_S, WORKER_COMMAND, Workers
+from drumline.launcher.workers import HANGS_S, STARTS_S, WORKER_COMMAND, Workers
 
 SCRIPTED = (sys.executable, str(Path(__file__).with_name("scripted_worker.py")))
 
 
 @asynccontextmanager
-async def workers_of(count=2, command=WORKER_COMMAND, hangs_s=HANGS_S, **options):
+async def workers_of(
+    count=2, command=WORKER_COMMAND, hangs_s=HANGS_S, starts_s=STARTS_S, **options
+):
     """Yield the workers of a scripted engine, not started yet, and the engine."""
     config = Config(
         model=ModelConfig(model=str(find_model(None).path), served_model_name=("tiny",)),
@@ -43,7 +45,9 @@ async def workers_of(count=2, command=WORKER_COMMAND, hangs_s=HANGS_S, **options
         listeners = listen_for(config.server, count)
         for listener in listeners:
             closing.enter_context(listener)
-        workers = Workers(config, registration, hub, listeners, command, hangs_s=hangs_s)
+        workers = Workers(
+            config, registration, hub, listeners, command, hangs_s=hangs_s, starts_s=starts_s
+        )
         closing.push_async_callback(workers.stop, 0)
         yield workers, fake, url_of(listeners[0], config.server)
 
@@ -127,6 +131,16 @@ def test_a_worker_that_never_serves_fails_the_start():
     async def test():
         async with workers_of(command=SCRIPTED) as (workers, _, _):
             with pytest.raises(PeerError, match=r"HTTP worker . ended with status 7 before it"):
+                await workers.start(20)
+
+    bounded(test)
+
+
+def test_a_worker_that_hangs_before_it_serves_is_killed_and_fails_the_start():
+    async def test():
+        hanging = (sys.executable, "-c", "import time; time.sleep(60)")
+        async with workers_of(1, command=hanging, starts_s=0.5) as (workers, _, _):
+            with pytest.raises(PeerError, match="HTTP worker 0 ended with status -9 before it"):
                 await workers.start(20)
 
     bounded(test)
