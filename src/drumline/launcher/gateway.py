@@ -221,7 +221,7 @@ def _model_for(config: Config, files: ModelFiles, place: Path) -> str:
     if files.format is ModelFormat.DIRECTORY and Path(name).is_absolute():
         return name
     directory = place / (Path(name).name if Path(name).is_absolute() else name)
-    if place not in directory.resolve().parents:
+    if place.resolve() not in directory.resolve().parents:
         raise ConfigError("--served-model-name", f"{name!r} is no name that --gateway can serve")
     directory.parent.mkdir(parents=True, exist_ok=True)
     if files.format is ModelFormat.DIRECTORY:

@@ -99,6 +99,8 @@ def placed_on_ray(config: Config) -> Iterator[Config]:
             watch.finish()
             for task in tasks:
                 ray.cancel(task, force=True)
+            # Ray that is asked anything once it is shut down starts a cluster of its own.
+            watch.finish()
         watch.check()
     finally:
         ray.shutdown()

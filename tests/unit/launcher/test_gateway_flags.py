@@ -130,8 +130,9 @@ def test_what_an_operator_chose_of_the_server_is_the_gateways(model, tmp_path):
 
 
 def test_a_model_is_served_under_its_name_wherever_it_lies(model, tmp_path):
+    (tmp_path / "there").mkdir()
     place = tmp_path / "place"
-    place.mkdir()
+    place.symlink_to("there")  # as directories for temporary files may be
 
     def placed(name):
         config = Config(model=ModelConfig(model=str(model), served_model_name=(name,)))
