@@ -31,7 +31,7 @@ _decode_rows = msgspec.msgpack.Decoder(WeightRows | str).decode
 
 
 class Done(Struct, frozen=True):
-    """What became of an asked."""
+    """What became of an operation."""
 
     success: bool
     message: str
