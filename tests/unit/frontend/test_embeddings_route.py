@@ -123,3 +123,17 @@ async def test_whoever_leaves_or_is_aborted_or_takes_too_long_takes_all_inputs_a
         assert told.json()["aborted"] == 2
         assert (await asking).json()["error"]["code"] == "aborted"
         await until(lambda: not server.service.live)
+
+
+@run
+async def test_what_outlasts_the_drain_is_told_that_the_server_ends(embedded, caplog):
+    async with served(embedded, drain_timeout_s=0.2) as server:
+        server.fake.held.set()
+        asking = asyncio.create_task(embed(server, input=["a", "b"]))
+        await until(lambda: len(server.fake.requests) == 2)
+        server.stop.set()
+        reply = await asking
+        assert (reply.status_code, reply.json()["error"]["code"]) == (503, "draining")
+        await server.serving
+        await until(lambda: len(server.fake.aborted) == 2)
+    assert not [record for record in caplog.records if record.exc_info]

@@ -26,7 +26,7 @@ from drumline.frontend.limits import MAX_SEQUENCES
 from drumline.frontend.openai.calls import encoded, shortened
 from drumline.frontend.openai.parameters import REFUSED, ParameterCheck, Refused, Rest
 from drumline.frontend.service import Service
-from drumline.frontend.web.errors import as_request_error, timed_out
+from drumline.frontend.web.errors import as_request_error, shutting_down, timed_out
 from drumline.frontend.web.incoming import decode_json
 from drumline.frontend.web.reply import Reply
 from drumline.metrics.requests import RequestOutcome
@@ -115,6 +115,10 @@ class Embeddings:
                     service.desk.held(counted=True),
                 ):
                     told = await self._told(body, reply.request_id)
+        except asyncio.CancelledError:
+            if not service.live.broken_off:
+                raise
+            raise shutting_down() from None
         except TimeoutError:
             raise timed_out(service.server.request_timeout or 0) from None
         except PeerError as error:
