@@ -3,6 +3,7 @@
 Pure: it knows the forms of arguments, and neither what is served nor when an operation runs.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
@@ -118,9 +119,9 @@ def _sent(call: CallAsked) -> WeightsAsked:
             "every tensor has a name, a type and a shape; there are {} names, {} dtype_names and "
             "{} shapes".format(*counts)
         )
-    if len(set(asked.names)) < len(asked.names):
-        twice = next(name for name in asked.names if asked.names.count(name) > 1)
-        raise CallRefusedError(f"{twice} is named twice")
+    name, times = Counter(asked.names).most_common(1)[0]
+    if times > 1:
+        raise CallRefusedError(f"{name} is named twice")
     tensors = tuple(
         NamedTensor(name, dtype.removeprefix("torch."), tuple(shape))
         for name, dtype, shape in zip(asked.names, asked.dtype_names, asked.shapes, strict=True)
