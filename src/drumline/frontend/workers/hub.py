@@ -197,10 +197,12 @@ class Hub:
     async def _metrics(self) -> bytes:
         await self._caches.refresh()
         workers = list(self._workers)
-        for worker, told in zip(workers, await self._from_all(Measure()), strict=True):
-            if told is not None:
-                worker.told = msgspec.convert(told, list[Family])
-        sources = [families_of(self.registry), *(each.told for each in workers), self._past]
+        for worker, counted in zip(workers, await self._from_all(Measure()), strict=True):
+            if counted is not None:
+                worker.told = msgspec.convert(counted, list[Family])
+        # Of those that live by now: what one counted that is gone meanwhile is among the past.
+        told = (each.told for each in self._workers)
+        sources = [families_of(self.registry), *told, self._past]
         return generate_latest(Shown(summed(sources)))
 
     def _standing(self) -> Standing:
