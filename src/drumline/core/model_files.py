@@ -50,16 +50,14 @@ def find_model(model: str | None) -> ModelFiles:
     """
     if model is None:
         return _embedded()
-    path = Path(model)
     try:
-        path = path.expanduser()
-        is_directory, is_file = path.is_dir(), path.is_file()
-    except (OSError, RuntimeError) as error:  # too long a name, or a home of nobody
-        raise ConfigError("--model", f"{model!r} is no path: {error}") from None
-    if is_directory:
-        return _in_directory(model, path)
-    if is_file:
-        return _in_file(model, path)
+        path = Path(model).expanduser()
+        if path.is_dir():
+            return _in_directory(model, path)
+        if path.is_file():
+            return _in_file(model, path)
+    except (OSError, RuntimeError) as error:  # no access, too long a name, or a home of nobody
+        raise ConfigError("--model", f"{model!r} cannot be read: {error}") from None
     if _HUB_ID.fullmatch(model):
         return _in_directory(model, _fetch(model))
     raise ConfigError(

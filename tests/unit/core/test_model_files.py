@@ -1,5 +1,8 @@
 """A model's name stands for files, or for an error that says what was looked for."""
 
+import errno
+from pathlib import Path
+
 import pytest
 
 from drumline.core.errors import ConfigError
@@ -40,6 +43,16 @@ def test_what_is_no_model_is_refused_by_name(tmp_path):
         with pytest.raises(ConfigError) as caught:
             find_model(name)
         assert repr(name) in str(caught.value)
+
+
+def test_a_place_without_access_is_refused_by_name(tmp_path, monkeypatch):
+    def denied(path):
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "is_file", denied)
+    with pytest.raises(ConfigError, match=r"config\.json") as caught:
+        find_model(str(tmp_path))
+    assert "Permission denied" in str(caught.value)
 
 
 def test_a_hub_id_is_found_in_the_local_cache(tmp_path, monkeypatch):

@@ -166,6 +166,10 @@ def test_damaged_safetensors_are_refused_by_name(checkpoint, tmp_path):
     (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../b"}}')
     with pytest.raises(ConfigError, match=r"'\.\./b'"):
         opened(tmp_path)
+    long = json.dumps({"weight_map": {"a": "n" * 300}})
+    (tmp_path / "model.safetensors.index.json").write_text(long)
+    with pytest.raises(ConfigError, match="nnn: is truncated or no safetensors file"):
+        opened(tmp_path)
 
 
 def test_a_directory_of_pickled_weights_is_refused_by_name(checkpoint, tmp_path):

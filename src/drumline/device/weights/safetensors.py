@@ -81,9 +81,9 @@ class SafetensorsWeights:
 
     def _open(self, place: str) -> Any:
         path = self._directory / place
-        if not path.is_file():
-            raise ConfigError(str(path), f"is missing; {_INDEX} names it")
         try:
+            if not path.is_file():
+                raise ConfigError(str(path), f"is missing; {_INDEX} names it")
             self._files[place] = safe_open(path, framework="pt")
         except (SafetensorError, OSError) as error:
             raise ConfigError(str(path), f"is truncated or no safetensors file: {error}") from error
