@@ -53,6 +53,18 @@ def test_a_rank_tells_how_it_stands_and_what_may_be_set():
     }  # fmt: skip
 
 
+def test_requests_that_were_aborted_meanwhile_are_not_counted_as_withheld():
+    sim = Simulation(SPECS)
+    sim.call(1, "pause_scheduler", "keep")
+    for rid in ("stays", "leaves"):
+        sim.submit(rid, (1, 2), max_new_tokens=1)
+    sim.run(1)
+    sim.abort("leaves")
+    sim.call(2, GET)
+    sim.run(1)
+    assert json.loads(said(sim)[2][1])["withheld"] == 1
+
+
 def test_what_is_set_is_told_and_what_is_left_out_stays():
     changes = {"chunked_prefill_size": 8, "max_num_queued_reqs": 3}
     (success, message), state = asked_once(SET, {"server_args": changes})

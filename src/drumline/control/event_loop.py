@@ -644,7 +644,7 @@ class EventLoop:
             released=self._controls.gone,
             weight_version=self._controls.weight_version,
             profiling=self._profiles.running,
-            withheld=len(self._withheld),
+            withheld=len(self._owned(self._withheld)),
             in_flight=len(self._in_flight),
             running=load.num_running,
             waiting=load.num_waiting,
