@@ -23,11 +23,34 @@ ENDING = ".trace.json.gz"
 _LEVEL = 3
 _LAUNCHES = {"cuda_runtime", "cuda_driver", "xpu_runtime", "hip_runtime"}
 _DEVICE = {"kernel", "gpu_memcpy", "gpu_memset", "concurrent_kernel"}
+_SORTED = {*_LAUNCHES, *_DEVICE, "user_annotation", "round"}
 _FLOW = "ac2g"
 """What the arrows from launches to the device are called in a single trace; they are drawn anew."""
 _FORWARD = re.compile(rf"{FORWARD} (\d+): (\w+)")
 
 Event = dict[str, Any]
+
+
+_NEEDED = ("name", "ts", "dur", "pid", "tid")
+
+
+class _Fields(Struct):
+    """What an event's fields are, where it has them."""
+
+    ph: str = ""
+    cat: str = ""
+    name: str = ""
+    ts: float = 0.0
+    dur: float = 0.0
+    pid: int | str = 0
+    tid: int | str = 0
+    args: dict[str, Any] = {}
+
+
+class _Sound(Struct):
+    """A file whose events have fields of the right kinds."""
+
+    events: list[_Fields] = msgspec.field(name="traceEvents")
 
 
 class _File(Struct):
@@ -37,6 +60,7 @@ class _File(Struct):
     base_ns: int = msgspec.field(name="baseTimeNanoseconds", default=0)
 
 
+_check = msgspec.json.Decoder(_Sound).decode
 _decode = msgspec.json.Decoder(_File).decode
 _encode = msgspec.json.Encoder().encode
 
@@ -80,17 +104,25 @@ class _Trace:
         self.forwards: dict[int, Event] = {}
         self.dispatches: dict[int, Event] = {}
         for event in self.events:
-            self._sort(event)
+            try:
+                self._sort(event)
+            except KeyError as error:
+                what = f"an event of {event.get('cat')!r} has no {error.args[0]!r}"
+                raise ConfigError(str(path), f"is no trace: {what}") from None
 
     def _sort(self, event: Event) -> None:
         kind = event.get("cat")
+        if kind not in _SORTED:
+            return
+        for field in _NEEDED:
+            event[field]
         if kind in _LAUNCHES and (number := _correlation(event)) is not None:
             self.launches[number] = event
         elif kind in _DEVICE:
             self.device.append(event)
         elif kind == "user_annotation" and (found := _FORWARD.match(event["name"])):
             self.forwards[int(found[1])] = event
-        elif kind == "round" and event["name"] == "dispatch" and "rows" in event["args"]:
+        elif event["name"] == "dispatch" and "rows" in event["args"]:
             self.dispatches[event["args"]["round"]] = event
 
     def pairs(self) -> Iterator[tuple[Event, Event]]:
@@ -221,7 +253,10 @@ def _merged(traces: Sequence[_Trace], base_ns: int) -> Iterator[Event]:
                 if "name" in event and event.get("pid") is not None:
                     label = {"name": f"{trace.name} ({event['pid']})"}
                     yield {"ph": "M", "name": "process_name", "pid": number, "args": label}
-            if event.get("ph") == "M" and event["name"] in ("process_name", "process_sort_index"):
+            if event.get("ph") == "M" and event.get("name") in (
+                "process_name",
+                "process_sort_index",
+            ):
                 continue
             moved = {**event, "pid": processes[own]}
             if "ts" in event:
@@ -245,7 +280,9 @@ def _merged(traces: Sequence[_Trace], base_ns: int) -> Iterator[Event]:
 def _read(path: Path) -> _File:
     try:
         data = path.read_bytes()
-        return _decode(gzip.decompress(data) if path.suffix == ".gz" else data)
+        text = gzip.decompress(data) if path.suffix == ".gz" else data
+        _check(text)
+        return _decode(text)
     except OSError as error:
         reason = error.strerror or "it is not compressed as its name says"
         raise ConfigError(str(path), f"cannot be read: {reason}") from None
@@ -259,5 +296,6 @@ def _rank_of(path: Path) -> str:
     return found[0] if found else path.name.removesuffix(ENDING)
 
 
-def _correlation(event: Event) -> Any:
-    return event.get("args", {}).get("correlation")
+def _correlation(event: Event) -> int | None:
+    number = event.get("args", {}).get("correlation")
+    return number if isinstance(number, int) else None

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 
 import pytest
 
@@ -110,6 +111,24 @@ def test_what_cannot_be_merged_is_refused_by_name_and_writes_nothing(tmp_path):
         merge([good], good)
     with pytest.raises(ConfigError, match="No such file"):
         merge([tmp_path / "none"], tmp_path / "m")
+    assert not (tmp_path / "m").exists()
+
+
+@pytest.mark.parametrize(
+    ("foreign", "why"),
+    [
+        (3, "Expected `object`, got `int`"),
+        ({"cat": "kernel", "name": "gemm", "ts": 1, "pid": 0, "tid": 1}, "'kernel' has no 'dur'"),
+        ({"cat": "kernel", "ts": "soon"}, "Expected `float`, got `str`"),
+        ({"cat": "cpu_op", "args": [1]}, "Expected `object`, got `array`"),
+        ({"ph": "M", "pid": [1]}, "Expected `int | str`, got `array`"),
+        (event("round", "dispatch", 1, 1, 1, rows=2), "'round' has no 'round'"),
+    ],
+)
+def test_an_event_that_is_none_is_told_with_its_file_and_fault(tmp_path, foreign, why):
+    with pytest.raises(ConfigError, match=re.escape(why)) as told:
+        merge([write(tmp_path, "TP0", [foreign])], tmp_path / "m")
+    assert "p-TP0.trace.json.gz" in str(told.value)
     assert not (tmp_path / "m").exists()
 
 

@@ -90,7 +90,8 @@ async def test_nothing_of_a_request_stays_behind(embedded):
             await it.events("/v1/completions", prompt="Hi", max_tokens=2)
         gc.collect()
         kinds = (Generation, Stream, Reply, CompletionCall)
-        left = [one for one in gc.get_objects() if isinstance(one, kinds)]
+        # Not isinstance: some libraries' objects say of themselves that they are deprecated.
+        left = [one for one in gc.get_objects() if type(one) in kinds]
         assert len(left) <= 8, left[:10]
 
 

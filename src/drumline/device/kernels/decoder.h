@@ -39,10 +39,12 @@ struct alignas(64) Taken {
   }
 };
 
+constexpr int64_t kRowsAtOnce = 128;  // rows whose activations stay cached while groups pass
+
 // A team with the memory it works in, which grows to what was needed most.
 class Machine {
  public:
-  explicit Machine(int threads) : team(threads), scratch(threads), pairs(threads) {}
+  explicit Machine(int threads) : team(threads), scratch(threads), pairs(threads, std::vector<float>(2 * kRowsAtOnce * kGroup)) {}
 
   // Memory for `count` values, kept until the next call; slot by slot.
   template <class T>
@@ -78,7 +80,6 @@ class Machine {
   int64_t phases_ = 0;
 };
 
-constexpr int64_t kRowsAtOnce = 128;  // rows whose activations stay cached while groups pass
 
 // Rows [0, rows) times the matrix, in pieces of some groups and some rows.
 template <class Do>
@@ -143,7 +144,6 @@ inline void prepare(const Model& model, const Layer& layer, float* qkv, const fl
 // Gates and ups of one 32-block of the down projection's inputs, joined and quantized.
 inline void gate(const Matrix& w, int64_t pair, const Activations& x, int64_t first, int64_t last,
                  const Activations& out, std::vector<float>& memory) {
-  memory.resize(2 * kRowsAtOnce * kGroup);
   float *gates = memory.data(), *ups = gates + kRowsAtOnce * kGroup;
   multiply(w, 2 * pair, x, first, last, gates, kGroup, false);
   multiply(w, 2 * pair + 1, x, first, last, ups, kGroup, false);
