@@ -64,7 +64,6 @@ from drumline.control.requests import (
 )
 from drumline.control.standing import AbortAll, CancelUnscheduled, Effect, Restore
 from drumline.control.weight_ops import WeightOps
-from drumline.core.errors import InvariantError
 from drumline.scheduler.events import HeadEvent, Tick
 from drumline.scheduler.scheduler import Scheduler
 
@@ -424,10 +423,7 @@ class EventLoop:
         gate = passed(self._world, self._held())
         if gate.flush:
             self._controls.flushed(self._cleared())
-        if gate.operation is not None:
-            asked = self._controls.gated
-            if asked is None:
-                raise InvariantError(f"the gate let {gate.operation} pass, which nobody asked for")
+        if gate.operation is not None and (asked := self._controls.gated) is not None:
             self._carry_out(self._controls.ran(*self._run_gated(asked)))
         for wanted in self._controls.take_rows():
             told = self._weight_ops.rows(wanted)
