@@ -17,6 +17,7 @@ from drumline.grammar.bounds import RefusedGrammarError
 from drumline.grammar.prepare import Prepared
 from drumline.grammar.tags import lark_of
 from drumline.grammar.vocabulary import Vocabulary
+from drumline.grammar.white_space import check_white_space
 
 _NOTHING_FITS = "NoExtensionBias"
 """What the library's error begins with where no id of the vocabulary may come next."""
@@ -165,6 +166,7 @@ def _written(prepared: Prepared) -> str:
     written: str
     match prepared.kind:
         case GrammarKind.JSON_SCHEMA | GrammarKind.JSON_OBJECT:
+            check_white_space(json.loads(source))
             written = LLMatcher.grammar_from_json_schema(source)
         case GrammarKind.REGEX:
             written = LLMatcher.grammar_from_regex(source)

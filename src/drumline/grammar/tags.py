@@ -11,6 +11,7 @@ from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from drumline.grammar.bounds import RefusedGrammarError
 from drumline.grammar.structures import of_structures
+from drumline.grammar.white_space import check_white_space
 
 _ANY_TEXT = r"/(.|\n)*/"
 _SLASH = re.compile(r"(\\.)|/", re.DOTALL)
@@ -40,7 +41,9 @@ class _Lark:
             case "const_string":
                 return self._rule(_quoted(format_.get("value"), "value"))
             case "json_schema" if format_.get("style", "json") == "json":
-                return self._rule(f"%json {json.dumps(format_.get('json_schema'))}")
+                schema = format_.get("json_schema")
+                check_white_space(schema)
+                return self._rule(f"%json {json.dumps(schema)}")
             case "regex":
                 return self._terminal(_slashed(format_.get("pattern")))
             case "grammar":
