@@ -7,36 +7,36 @@ patterns it is the other way around. What would match texts that do not validate
 from collections.abc import Iterator
 from typing import Any
 
-from drumline.grammar.bounds import RefusedGrammarError
+from drumline.grammar.schema.words import refused
 
 _VALUES = {"const", "enum", "default", "examples"}
 """Keywords of which nothing within is a schema."""
 
 
 def check_white_space(schema: Any) -> None:
-    r"""Raise RefusedGrammarError for a pattern with `\s` or `\S` in a schema."""
-    for word, pattern in _patterns(schema):
+    r"""Raise RefusedGrammarError, naming the place, for a pattern with `\s` or `\S` in a schema."""
+    for at, pattern in _patterns(schema, "#"):
         place = 0
         while (place := pattern.find("\\", place)) >= 0:
             if pattern[place + 1 : place + 2] in {"s", "S"}:
-                raise RefusedGrammarError(
-                    f"{word} with {pattern[place : place + 2]} is not supported with llguidance, "
-                    "to which other characters are white space; name those that are meant, "
-                    r"such as [ \t\r\n]"
+                why = (
+                    f"{pattern[place : place + 2]} is not supported with llguidance, to which "
+                    r"other characters are white space; name those that are meant: [ \t\r\n]"
                 )
+                raise refused(at, why)
             place += 2
 
 
-def _patterns(schema: Any) -> Iterator[tuple[str, str]]:
-    """Return the patterns in a schema, each with its keyword."""
+def _patterns(schema: Any, at: str) -> Iterator[tuple[str, str]]:
+    """Return where the patterns in a schema stand, each with its text."""
     if isinstance(schema, list):
-        for part in schema:
-            yield from _patterns(part)
+        for place, part in enumerate(schema):
+            yield from _patterns(part, f"{at}/{place}")
     elif isinstance(schema, dict):
         for word, value in schema.items():
             if word == "pattern" and isinstance(value, str):
-                yield word, value
+                yield f"{at}/{word}", value
             elif word == "patternProperties" and isinstance(value, dict):
-                yield from ((word, name) for name in value)
+                yield from ((f"{at}/{word}", name) for name in value)
             if word not in _VALUES:
-                yield from _patterns(value)
+                yield from _patterns(value, f"{at}/{word}")

@@ -11,16 +11,19 @@ from drumline.grammar.white_space import check_white_space
 
 
 @pytest.mark.parametrize(
-    ("schema", "word"),
+    ("schema", "told"),
     [
-        ({"pattern": r"^a\sb$"}, r"pattern with \\s"),
-        ({"items": {"anyOf": [{}, {"pattern": r"[^\S]"}]}}, r"pattern with \\S"),
-        ({"patternProperties": {r"^\s": {}}}, r"patternProperties with \\s"),
-        ({"properties": {"pattern": {"pattern": r"\\\s"}}}, r"pattern with \\s"),
+        ({"pattern": r"^a\sb$"}, r"at #/pattern: \\s"),
+        ({"items": {"anyOf": [{}, {"pattern": r"[^\S]"}]}}, r"at #/items/anyOf/1/pattern: \\S"),
+        ({"patternProperties": {r"^\s": {}}}, r"at #/patternProperties: \\s"),
+        (
+            {"properties": {"pattern": {"pattern": r"\\\s"}}},
+            r"at #/properties/pattern/pattern: \\s",
+        ),
     ],
 )
-def test_a_pattern_that_asks_for_white_space_by_its_class_is_refused(schema, word):
-    with pytest.raises(RefusedGrammarError, match=word):
+def test_a_pattern_that_asks_for_white_space_by_its_class_is_refused(schema, told):
+    with pytest.raises(RefusedGrammarError, match=told):
         check_white_space(schema)
 
 
