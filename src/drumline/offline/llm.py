@@ -17,6 +17,10 @@ T = TypeVar("T")
 Params = SamplingParams | Sequence[SamplingParams] | None
 
 
+_CLOSING_S = 0.01
+_CLOSINGS = 1000
+
+
 class LLM:
     """An engine and its text.
 
@@ -145,7 +149,7 @@ class LLM:
         finally:
             # Once the engine was closed, this has ended with it.
             with contextlib.suppress(PeerError):
-                self._loop.run(outputs.aclose())
+                self._loop.run(_ended(outputs))
 
 
 def _is_one(prompts: Any) -> bool:
@@ -176,6 +180,17 @@ async def _last(outputs: AsyncGenerator[RequestOutput, None]) -> RequestOutput:
 
 async def _next(outputs: AsyncGenerator[RequestOutput, None]) -> RequestOutput:
     return await anext(outputs)
+
+
+async def _ended(outputs: AsyncGenerator[RequestOutput, None]) -> None:
+    """Close the generator; for a moment, an interrupted step of it may still be under way."""
+    for _ in range(_CLOSINGS):
+        try:
+            await outputs.aclose()
+        except RuntimeError:  # it is running
+            await asyncio.sleep(_CLOSING_S)
+        else:
+            return
 
 
 def _close(llm: AsyncLLM, loop: "_LoopThread") -> None:
