@@ -3,38 +3,27 @@
 from itertools import islice, pairwise
 
 import pytest
+from operated import PROMPT, SPECS, engines, long_requests, on_each, said
 
 from drumline.contract.layout import Layout
 from drumline.core.errors import InvariantError
 from drumline.replay.arithmetic import answer
-from drumline.replay.fleet import Asked, Scenario, calling, play, submitting
+from drumline.replay.fleet import play
 from drumline.replay.simulator import Simulation, small_specs
 
-SPECS = small_specs(eos_token_ids=(511,))
 LAYOUTS = [Layout(1, 2), Layout(1, 3), Layout(2, 2)]
 LIMIT = 40
 PAUSE, RESUME, FLUSH = "pause_scheduler", "resume_scheduler", "flush_cache"
 PROFILE, SET = ("start_profile", {"profile_id": "p"}), ("set_internal_state", {"mixed_batch": True})
 
 
-def said(sim):
-    return {reply.call_id: (reply.success, reply.message) for reply in sim.frontend.replies}
-
-
 def prompt(engine):
-    return (*range(1, 18), engine)
+    return (*PROMPT, engine)
 
 
-def engines(layout, calls):
+def operated(layout, calls):
     """Return a scenario: a long request on each engine; calls are (round, engine, method, …)."""
-    asked = tuple(
-        Asked(engine, f"r{engine}", prompt(engine), LIMIT, 1) for engine in range(layout.data)
-    )
-    acts = {(one.engine, 0): [submitting(one)] for one in asked}
-    for call, (round_, engine, *operation) in enumerate(calls):
-        acts.setdefault((engine, round_), []).append(calling(call, *operation))
-    acts.setdefault((0, 70), [])
-    return Scenario(layout, 1, SPECS, (0,) * layout.size, asked, acts)
+    return engines(layout, long_requests(LIMIT), on_each(calls))
 
 
 def answers_are_whole(fleet):
@@ -69,7 +58,7 @@ def test_engines_that_hear_of_operations_in_another_order_all_stop_with_one_mess
         sim.loop.round = watched
 
     with pytest.raises(InvariantError, match="different operations") as caught:
-        play(engines(layout, calls), 1, plant, order=order)
+        play(operated(layout, calls), 1, plant, order=order)
     assert sorted(errors) == list(range(layout.size))
     told = "the data-parallel ranks hold different operations at the head of their queues: "
     # A member may hear of it from the one beside it, which says whose words they are.
@@ -83,7 +72,7 @@ def test_engines_that_hear_of_operations_in_another_order_all_stop_with_one_mess
 def test_engines_that_are_paused_in_different_rounds_keep_what_they_have(layout):
     calls = [(6 + 4 * engine, engine, PAUSE, "keep") for engine in range(layout.data)]
     calls += [(40 - 3 * engine, engine, RESUME) for engine in range(layout.data)]
-    fleet = play(engines(layout, calls), 1)
+    fleet = play(operated(layout, calls), 1)
     fleet.check()
     assert all(success for engine in range(layout.data)
                for success, _ in said(fleet.owner(engine)).values())  # fmt: skip
@@ -101,7 +90,7 @@ def test_a_resume_that_comes_before_the_drain_ended_calls_it_off_where_it_comes(
     calls = [(6 + 2 * engine, engine, PAUSE, mode) for engine in range(layout.data)]
     # The same round for the first engine, some rounds later for the others.
     calls += [(6 + 5 * engine, engine, RESUME) for engine in range(layout.data)]
-    fleet = play(engines(layout, calls), 1)
+    fleet = play(operated(layout, calls), 1)
     fleet.check()
     for engine in range(layout.data):
         paused, resumed = said(fleet.owner(engine)).values()
@@ -119,7 +108,7 @@ def test_a_resume_that_comes_before_the_drain_ended_calls_it_off_where_it_comes(
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_flush_that_one_engine_cannot_do_is_done_by_none_and_says_so_once_to_each(layout):
     calls = [(6 + 3 * engine, engine, FLUSH) for engine in range(layout.data)]
-    fleet = play(engines(layout, calls), 1)
+    fleet = play(operated(layout, calls), 1)
     fleet.check()
     refusal = (False, "the cache is in use; retry once the running requests ended")
     for engine in range(layout.data):

@@ -5,15 +5,15 @@ import random
 from itertools import islice
 
 import pytest
+from operated import SPECS, said
 
 from drumline.contract.internal_state import Adjustments
 from drumline.contract.layout import Layout
 from drumline.replay.arithmetic import answer
 from drumline.replay.fleet import Asked, Scenario, calling, play, submitting
-from drumline.replay.simulator import Simulation, small_specs
+from drumline.replay.simulator import Simulation
 
 SET, GET = "set_internal_state", "get_internal_state"
-SPECS = small_specs(eos_token_ids=(511,))
 LAYOUTS = [Layout(2, 1), Layout(1, 2), Layout(2, 2)]
 AT_START = {
     "chunked_prefill_size": 32,
@@ -22,10 +22,6 @@ AT_START = {
     "max_num_queued_reqs": None,
     "max_num_queued_tokens": None,
 }
-
-
-def said(sim):
-    return {reply.call_id: (reply.success, reply.message) for reply in sim.frontend.replies}
 
 
 def asked_once(*call):

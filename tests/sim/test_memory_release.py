@@ -3,20 +3,15 @@
 from itertools import islice
 
 import pytest
+from operated import PROMPT, SPECS, engines, long_requests, on_each, said
 
 from drumline.contract.layout import Layout
 from drumline.replay.arithmetic import answer
-from drumline.replay.fleet import Asked, Scenario, calling, play, submitting
+from drumline.replay.fleet import Asked, Scenario, play, submitting
 from drumline.replay.simulator import Simulation, small_specs
 
 PAUSE, RESUME = "pause_scheduler", "resume_scheduler"
 RELEASE, WAKE = "release_memory_occupation", "resume_memory_occupation"
-SPECS = small_specs(eos_token_ids=(511,))
-PROMPT = tuple(range(1, 18))
-
-
-def said(sim):
-    return {reply.call_id: (reply.success, reply.message) for reply in sim.frontend.replies}
 
 
 def expected(prompt, limit, seed=0):
@@ -152,18 +147,9 @@ def test_a_keep_pause_is_answered_in_the_round_that_hears_of_it(depth):
 LAYOUTS = [Layout(2, 1), Layout(1, 2), Layout(2, 2)]
 
 
-def engines(layout, calls, limit=20, last=80):
+def operated(layout, calls, last=80):
     """Return a scenario: a request for every engine, and calls as (round, engine, method, …)."""
-    asked = tuple(
-        Asked(engine=engine, rid=f"r{engine}", prompt=(*PROMPT, engine), limit=limit, seed=1)
-        for engine in range(layout.data)
-    )
-    acts = {(one.engine, 0): [submitting(one)] for one in asked}
-    for call, (round_, engine, *operation) in enumerate(calls):
-        if engine < layout.data:
-            acts.setdefault((engine, round_), []).append(calling(call, *operation))
-    acts.setdefault((0, last), [])
-    return Scenario(layout, 1, SPECS, (0,) * layout.size, asked, acts)
+    return engines(layout, long_requests(20), on_each(calls), last=last)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -175,7 +161,7 @@ def test_all_ranks_release_in_one_round_however_late_one_hears_of_it(layout, lat
         (60, 0, WAKE),
         (60 + late, 1, WAKE),
     ]
-    fleet = play(engines(layout, calls, last=100), 1)
+    fleet = play(operated(layout, calls, last=100), 1)
     fleet.check()
     first = {min(round_ for who, round_ in fleet.gone if who == rank) for rank in fleet.sims}
     assert len(first) == 1
@@ -188,7 +174,7 @@ def test_all_ranks_release_in_one_round_however_late_one_hears_of_it(layout, lat
 
 def test_an_idle_engine_that_was_not_asked_keeps_the_others_from_releasing():
     layout = Layout(1, 2)
-    fleet = play(engines(layout, [(3, 0, RELEASE), (70, 0, RESUME)], last=90), 1)
+    fleet = play(operated(layout, [(3, 0, RELEASE), (70, 0, RESUME)], last=90), 1)
     fleet.check()
     assert not fleet.gone
     assert said(fleet.owner(0)) == {
@@ -206,7 +192,7 @@ def test_where_one_rank_cannot_none_does_and_all_serve_on(layout):
         if rank == poor:
             sim.plane.unreleasable = "no room on the disk"
 
-    played = engines(layout, calls, last=80)
+    played = operated(layout, calls, last=80)
     late = Asked(engine=0, rid="late", prompt=PROMPT, limit=4, seed=1)
     played.acts[0, 60] = [submitting(late)]
     played = Scenario(layout, 1, SPECS, played.lags, (*played.asked, late), played.acts)
@@ -224,7 +210,7 @@ def test_where_one_rank_cannot_none_does_and_all_serve_on(layout):
 def test_a_pause_on_one_engine_and_a_release_on_the_other_keep_each_to_its_own():
     layout = Layout(1, 2)
     calls = [(3, 0, RELEASE), (3, 1, PAUSE, "wait"), (50, 0, RESUME), (50, 1, RESUME)]
-    fleet = play(engines(layout, calls), 1)
+    fleet = play(operated(layout, calls), 1)
     fleet.check()
     assert not fleet.gone
     assert said(fleet.owner(0))[0] == (False, "resumed before the release drained")

@@ -1,35 +1,20 @@
 """Profiles on engines of several ranks: begun by all in one round, and changing none of theirs."""
 
 import pytest
+from operated import engines, long_requests, on_all, said
 
 from drumline.contract.layout import Layout
 from drumline.contract.profile import Stage
-from drumline.replay.fleet import Asked, Scenario, calling, play, submitting
-from drumline.replay.simulator import small_specs
+from drumline.replay.fleet import play
 
 START, STOP = "start_profile", "stop_profile"
 LAYOUTS = [Layout(1, 1), Layout(2, 1), Layout(1, 2), Layout(2, 2)]
-SPECS = small_specs(eos_token_ids=(511,))
-LIMIT = 30
 ID = {"profile_id": "p"}
 
 
-def said(sim):
-    return {reply.call_id: (reply.success, reply.message) for reply in sim.frontend.replies}
-
-
 def run(layout, calls, plant=lambda rank, sim: None, late=0):
-    """Play an engine whose replicas answer a long request each; calls are (round, method, …)."""
-    asked, acts = [], {(0, 60): []}
-    for engine in range(layout.data):
-        one = Asked(engine, f"r{engine}", (*range(1, 18), engine), LIMIT, 1)
-        asked.append(one)
-        acts.setdefault((engine, 0), []).append(submitting(one))
-        for call, (round_, *operation) in enumerate(calls):
-            at = (engine, round_ + late * engine)
-            acts.setdefault(at, []).append(calling(call, *operation))
-    played = Scenario(layout, 1, SPECS, (0,) * layout.size, tuple(asked), acts)
-    fleet = play(played, 1, plant)
+    """Play engines that answer a long request each, and hear of calls (round, method, …)."""
+    fleet = play(engines(layout, long_requests(30), on_all(layout, calls, late)), 1, plant)
     fleet.check()
     return fleet
 

@@ -1,35 +1,21 @@
 """Loads of other weights on engines of several ranks: on all or on none, and flushed or refused."""
 
 import pytest
+from operated import PROMPT, SPECS, before_and_after, engines, on_all, said
 
 from drumline.contract.layout import Layout
 from drumline.core.errors import InvariantError
 from drumline.replay.fleet import Asked, Scenario, calling, play, submitting
-from drumline.replay.simulator import Simulation, small_specs
+from drumline.replay.simulator import Simulation
 
 LOAD, VERSION = "update_weight_from_disk", "get_weight_version"
 PAUSE, RESUME, RELEASE = "pause_scheduler", "resume_scheduler", "release_memory_occupation"
-SPECS = small_specs(eos_token_ids=(511,))
-PROMPT = tuple(range(1, 18))
 LAYOUTS = [Layout(1, 1), Layout(2, 1), Layout(1, 2), Layout(2, 2)]
 
 
-def said(sim):
-    return {reply.call_id: (reply.success, reply.message) for reply in sim.frontend.replies}
-
-
 def run(layout, calls, plant=lambda rank, sim: None, late=0, last=60):
-    """Play an engine: one request each before the calls and one after, calls by round."""
-    asked, acts = [], {(0, last): []}
-    for engine in range(layout.data):
-        for when in (0, 40):
-            one = Asked(engine, f"r{engine}-{when}", PROMPT, 4, 1)
-            asked.append(one)
-            acts.setdefault((engine, when), []).append(submitting(one))
-        for call, (round_, *operation) in enumerate(calls):
-            at = (engine, round_ + late * engine)
-            acts.setdefault(at, []).append(calling(call, *operation))
-    played = Scenario(layout, 1, SPECS, (0,) * layout.size, tuple(asked), acts)
+    """Play engines that answer a request before calls (round, method, …) and one after."""
+    played = engines(layout, before_and_after, on_all(layout, calls, late), last=last)
     fleet = play(played, 1, plant)
     fleet.check()
     return fleet

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from operated import PROMPT, SPECS, before_and_after, engines, on_all, said
 
 from drumline.contract.layout import Layout
 from drumline.contract.regions import Region
@@ -23,15 +24,9 @@ DISK, TENSORS, SENT = (
 JOIN, LEAVE = "init_weights_update_group", "destroy_weights_update_group"
 ROWS, VERSION, RENAME = "get_weights_by_name", "get_weight_version", "update_weight_version"
 PAUSE, RESUME, WAKE = "pause_scheduler", "resume_scheduler", "resume_memory_occupation"
-SPECS = small_specs(eos_token_ids=(511,))
 DISCARDING = small_specs(eos_token_ids=(511,), discards_weights=True)
 LAYOUTS = [Layout(1, 1), Layout(2, 1), Layout(1, 2), Layout(2, 2)]
-PROMPT = tuple(range(1, 18))
 IN_USE = "the cache is in use; retry once the running requests ended"
-
-
-def said(sim):
-    return {reply.call_id: (reply.success, reply.message) for reply in sim.frontend.replies}
 
 
 def joining(layout, offset=1, **changes):
@@ -55,17 +50,10 @@ def sending(*names, **changes):
 
 
 def run(layout, calls, plant=lambda rank, sim: None, late=0, specs=SPECS, last=60):
-    """Play an engine that answers requests before, between and after calls, each in its round."""
-    asked, acts = [], {(0, last): []}
-    for engine in range(layout.data):
-        for when in (0, 40):
-            one = Asked(engine, f"r{engine}-{when}", PROMPT, 4, 1)
-            asked.append(one)
-            acts.setdefault((engine, when), []).append(submitting(one))
-        for call, (round_, *operation) in enumerate(calls):
-            at = (engine, round_ + late * engine)
-            acts.setdefault(at, []).append(calling(call, *operation))
-    return play(Scenario(layout, 1, specs, (0,) * layout.size, tuple(asked), acts), 1, plant)
+    """Play engines that answer a request before calls (round, method, …) and one after."""
+    return play(
+        engines(layout, before_and_after, on_all(layout, calls, late), specs, last), 1, plant
+    )
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -10,7 +10,8 @@ It knows neither HTTP nor text, and starts no engine.
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar, cast, overload
 
 import zmq
@@ -215,7 +216,8 @@ class EngineClient:
         if rid in self._streams:
             raise RequestError(409, f"a request with the id {rid!r} is in flight", param="rid")
         engine = self._engine_for(request)
-        frames = on_the_wire(lambda: add_frames(request))
+        with on_the_wire():
+            frames = add_frames(request)
         self._send(engine, frames)
         if not self._streams:
             self._busy_since_us = self._clock.now_us()
@@ -283,7 +285,8 @@ class EngineClient:
         self._check_open()
         call_id, futures = self._calls.opened(self._engines)
         try:
-            frames = on_the_wire(lambda: call_frames(call_id, method, args))
+            with on_the_wire():
+                frames = call_frames(call_id, method, args)
             for engine in range(self._engines):
                 self._send(engine, frames)
             async with asyncio.timeout(timeout_s):
@@ -468,10 +471,11 @@ class EngineClient:
             self._fail(f"the link to the engine broke: {error}")
 
 
-def on_the_wire(made: Callable[[], list[Buffer]]) -> list[Buffer]:
-    """Return frames. Raises RequestError 400 for a value that no message can hold."""
+@contextmanager
+def on_the_wire() -> Iterator[None]:
+    """Make a message of a request. Raises RequestError 400 for a value that none can hold."""
     try:
-        return made()
+        yield
     # Numbers beyond 64 bits, half a surrogate pair, nesting deeper than the stack.
     except (OverflowError, ValueError, RecursionError) as error:
         raise RequestError(400, f"a value cannot be sent to the engine: {error}") from None

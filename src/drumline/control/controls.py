@@ -15,7 +15,14 @@ from drumline.contract.internal_state import Adjustments
 from drumline.contract.messages import CallAsked, CallReply
 from drumline.contract.profile import ProfileAsked
 from drumline.contract.regions import Region
-from drumline.control.operations import Gated, ProfileStart, ProfileStop, StateSet, WeightsAsked
+from drumline.control.operations import (
+    Done,
+    Gated,
+    ProfileStart,
+    ProfileStop,
+    StateSet,
+    WeightsAsked,
+)
 from drumline.control.standing import (
     Drained,
     Draining,
@@ -144,12 +151,13 @@ class Controls:
         """The operation that waits for the gate next."""
         return self._gated[0] if self._gated else None
 
-    def ran(self, success: bool, message: str = "", lost: str | None = None) -> _Effects:
-        """Answer that operation, which ran; with `lost`, no weights serve any more, and why."""
-        done = self._gated.popleft()
-        if success and isinstance(done, WeightsAsked) and done.version is not None:
-            self._weight_version = done.version
-        self._replies.append(CallReply(done.call, success, message))
+    def ran(self, done: Done) -> _Effects:
+        """Answer that operation, which ran; where weights were lost, all that wait, too."""
+        asked = self._gated.popleft()
+        if done.success and isinstance(asked, WeightsAsked) and asked.version is not None:
+            self._weight_version = asked.version
+        self._replies.append(CallReply(asked.call, done.success, done.message))
+        lost = done.lost
         if lost is None:
             return ()
         # Nothing that still waits can be done.
@@ -169,9 +177,9 @@ class Controls:
         rows, self._rows = self._rows, []
         return rows
 
-    def told(self, asked: RowsAsked, success: bool, message: str) -> None:
+    def told(self, asked: RowsAsked, done: Done) -> None:
         """Answer who wanted to see a weight."""
-        self._replies.append(CallReply(asked.call, success, message))
+        self._replies.append(CallReply(asked.call, done.success, done.message))
 
     @property
     def cache_state_wanted(self) -> bool:

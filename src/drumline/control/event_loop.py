@@ -46,7 +46,14 @@ from drumline.control.grammars import Grammars
 from drumline.control.history import HistoryRows
 from drumline.control.ingress import Ingress, Limits
 from drumline.control.load_report import LoadReport
-from drumline.control.operations import Gated, ProfileStart, ProfileStop, StateSet, WeightsAsked
+from drumline.control.operations import (
+    Done,
+    Gated,
+    ProfileStart,
+    ProfileStop,
+    StateSet,
+    WeightsAsked,
+)
 from drumline.control.output import Outputs
 from drumline.control.profiles import Place, Profiles
 from drumline.control.records import Records, RoundRecord
@@ -307,7 +314,7 @@ class EventLoop:
                 case CallAsked():
                     self._submit(admitted)
                     admitted = []
-                    self._control(message)
+                    self._carry_out(self._controls.ask(message))
         self._submit(admitted)
         self._outputs.expire(self._now_us)
 
@@ -316,10 +323,6 @@ class EventLoop:
         if lost is not None:
             return self._ingress.refusal(request, lost, NO_CAPACITY)
         return self._ingress.admit(request, self._now_us)
-
-    def _control(self, call: CallAsked) -> None:
-        """Do what a control operation wants done at once."""
-        self._carry_out(self._controls.ask(call))
 
     def _carry_out(self, effects: Iterable[Effect]) -> None:
         """Do what a control operation wants done at once; those who are ended are told why."""
@@ -424,39 +427,31 @@ class EventLoop:
         if gate.flush:
             self._controls.flushed(self._cleared())
         if gate.operation is not None and (asked := self._controls.gated) is not None:
-            self._carry_out(self._controls.ran(*self._run_gated(asked)))
+            self._carry_out(self._controls.ran(self._run_gated(asked)))
         for wanted in self._controls.take_rows():
-            told = self._weight_ops.rows(wanted)
-            self._controls.told(wanted, told.success, told.message)
+            self._controls.told(wanted, self._weight_ops.rows(wanted))
         return gate
 
-    def _run_gated(self, asked: Gated) -> tuple[bool, str, str | None]:
-        """Run what all ranks let pass; returns whether it succeeded, and what is said of it.
-
-        The third is why no weights serve any more, if so. Collective: on every rank.
-        """
+    def _run_gated(self, asked: Gated) -> Done:
+        """Run what all ranks let pass. Collective: on every rank."""
         match asked:
             case WeightsAsked():
-                done = self._weight_ops.run(asked)
-                return done.success, done.message, done.lost
+                return self._weight_ops.run(asked)
             case ProfileStart():
                 fault = self._profiles.open(asked.asked, self._now_us)
                 agreed = self._converge(fault is None)
                 begun = self._profiles.settle(agreed)
-                return (
-                    agreed,
-                    begun or fault or "another rank cannot record this; its log says why",
-                    None,
-                )
+                why = fault or "another rank cannot record this; its log says why"
+                return Done(agreed, begun or why)
             case ProfileStop():
                 fault, recorded = self._profiles.stop()
                 if not self._converge(fault is None):
-                    return False, fault or "another rank wrote no file; its log says why", None
-                return True, recorded, None
+                    return Done(False, fault or "another rank wrote no file; its log says why")
+                return Done(True, recorded)
             case StateSet():
                 fault = self._scheduler.adjust(asked.changes)
                 settings = msgspec.json.encode(self._scheduler.adjustable).decode()
-                return fault is None, fault or settings, None
+                return Done(fault is None, fault or settings)
         assert_never(asked)
 
     def _cleared(self) -> bool:

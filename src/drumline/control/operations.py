@@ -108,3 +108,12 @@ class StateSet(Struct, frozen=True):
 
 
 Gated = WeightsAsked | ProfileStart | ProfileStop | StateSet
+
+
+class Done(Struct, frozen=True):
+    """What became of an operation."""
+
+    success: bool
+    message: str
+    lost: str | None = None
+    """Why no weights serve any more, if so."""

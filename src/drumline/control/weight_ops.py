@@ -10,7 +10,6 @@ from typing import assert_never
 
 import msgspec
 import numpy as np
-from msgspec import Struct
 
 from drumline.contract.ports import DataPlane, Group
 from drumline.contract.weights import (
@@ -21,22 +20,13 @@ from drumline.contract.weights import (
     WeightGroup,
     WeightRows,
 )
-from drumline.control.operations import JoinGroup, LeaveGroup, TensorParts, WeightsAsked
+from drumline.control.operations import Done, JoinGroup, LeaveGroup, TensorParts, WeightsAsked
 from drumline.control.weight_calls import RowsAsked
 
 _log = logging.getLogger(__name__)
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_rows = msgspec.msgpack.Decoder(WeightRows | str).decode
-
-
-class Done(Struct, frozen=True):
-    """What became of an operation."""
-
-    success: bool
-    message: str
-    lost: str | None = None
-    """Why no weights serve any more, if so."""
 
 
 class WeightOps:

@@ -62,9 +62,10 @@ def chosen(asked: ModelConfig, model: DecoderConfig, ranks: int) -> Chosen:
     if asked.deterministic:
         attention = FixedAttention
     machine = None
-    if found.kernels is not None:
+    attends = dtype in POOLS and fits(model.heads, model.kv_heads, model.head_dim)
+    if found.kernels is not None and (packs or attends):
         machine = Machine(found.kernels, torch.get_num_threads())
-        if dtype in POOLS and fits(model.heads, model.kv_heads, model.head_dim):
+        if attends:
             attention = partial(NativeAttention, machine=machine)
             name = f"torch, attention by {found.kernels.name} kernels"
         if packs:

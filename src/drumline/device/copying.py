@@ -9,8 +9,8 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
+from drumline.contract.ports import Clock
 from drumline.core.errors import InvariantError
 
 Task = Callable[[], None]
@@ -71,13 +71,6 @@ class Steps:
         """Let whoever waits see that copying failed."""
         for done in self._done:
             done.set()
-
-
-class Clock(Protocol):
-    """What tells how long a copy takes."""
-
-    def now_us(self) -> int:
-        """Return microseconds since an arbitrary start."""
 
 
 class _Work:

@@ -33,8 +33,9 @@ from drumline.contract.cache import (
     Snapshot,
     WriteBack,
 )
+from drumline.contract.ports import Clock
 from drumline.core.errors import InvariantError
-from drumline.device.copying import Clock, CopyThreads, Steps, Task
+from drumline.device.copying import CopyThreads, Steps, Task
 from drumline.device.kv import KvPool
 from drumline.device.memory import host_memory
 

@@ -16,6 +16,7 @@ from torch import Tensor, distributed
 
 from drumline.contract.ports import Clock
 from drumline.contract.weights import WeightGroup
+from drumline.core.config import tcp
 from drumline.core.errors import PeerError
 
 # torch exports these names without their types.
@@ -33,14 +34,13 @@ class TrainerGroup:
 
         Raises PeerError when they did not all come.
         """
-        host = f"[{group.address}]" if ":" in group.address else group.address
         timeout = timedelta(seconds=timeout_s)
         gloo = _torch.ProcessGroupGloo
         options = gloo._Options()
         options._timeout = timeout
         try:
             _await_listener(group.address, group.port, timeout_s, clock)
-            place = f"tcp://{host}:{group.port}"
+            place = tcp(group.address, group.port)
             store, _, _ = next(_torch.rendezvous(place, group.rank, group.size, timeout=timeout))
             # Of several groups that share a store, as trainers nest them.
             for prefix in (group.name, f"{group.name}/", "cpu/"):

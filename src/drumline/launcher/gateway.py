@@ -11,7 +11,6 @@ import logging
 import math
 import os
 import signal
-import socket
 import ssl
 import subprocess
 import sys
@@ -30,7 +29,7 @@ from drumline.core.config import (
 from drumline.core.errors import ConfigError, PeerError
 from drumline.core.model_files import ModelFiles, ModelFormat
 from drumline.frontend.text.load import load_tokenizer
-from drumline.launcher.nodes import frontend_host
+from drumline.launcher.nodes import free_port, frontend_host
 
 _log = logging.getLogger(__name__)
 
@@ -82,7 +81,7 @@ class Gateway:
         self._files = files
         self._port = port
         host = frontend_host(config.parallel)
-        self.handshake = tcp(host, _free_port(host))
+        self.handshake = tcp(host, free_port(host))
         """What the ranks dial."""
         self._place = tempfile.TemporaryDirectory(prefix="drumline-gateway-")
         self._process: subprocess.Popen[bytes] | None = None
@@ -115,7 +114,7 @@ class Gateway:
         server, process = self._config.server, self._config.process
         flags = [
             *("--host", server.host, "--port", str(self._port)),
-            *("--prometheus-host", _LOOPBACK, "--prometheus-port", str(_free_port(_LOOPBACK))),
+            *("--prometheus-host", _LOOPBACK, "--prometheus-port", str(free_port(_LOOPBACK))),
             *("--worker-urls", self.handshake, "--backend", "tokenspeed"),
             *("--zmq-engine-count", str(self._config.parallel.data_parallel_size)),
             *("--zmq-startup-timeout-secs", str(math.ceil(process.startup_timeout))),
@@ -231,10 +230,3 @@ def _model_for(config: Config, files: ModelFiles, place: Path) -> str:
         load_tokenizer(files).write(directory)
         (directory / "config.json").write_text('{"model_type": "llama"}')
     return str(directory.relative_to(place))
-
-
-def _free_port(host: str) -> int:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.create_server((host, 0), family=family) as probe:
-        port: int = probe.getsockname()[1]
-        return port

@@ -17,7 +17,7 @@ from drumline.core.model_files import ModelFiles, find_model
 from drumline.launcher.checks import check
 from drumline.launcher.engine import settled
 from drumline.launcher.ranks import Ranks
-from drumline.launcher.signals import Signals, first_of, stop_ranks
+from drumline.launcher.signals import Signals, stop_ranks, unless_signalled
 from drumline.launcher.telling import Say, steps_told
 
 _LEAST_GRACE_S = 5.0
@@ -73,14 +73,11 @@ def prepared(config: Config, say: Say) -> tuple[Config, ModelFiles]:
 
 async def done_first(work: Coroutine[Any, Any, Any], signals: Signals) -> bool:
     """Whether `work` ended before a signal came, which cancels it. Raises what it raised."""
-    task = asyncio.create_task(work)
-    await first_of(task, signals.first)
-    if task.done():
-        task.result()
-        return True
-    task.cancel()
-    await asyncio.wait((task,))
-    return False
+    done = await unless_signalled(work, signals)
+    if done is None:
+        return False
+    done.result()
+    return True
 
 
 def stopping(ranks: Ranks) -> Callable[[float | None], Coroutine[Any, Any, None]]:

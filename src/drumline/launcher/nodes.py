@@ -91,6 +91,14 @@ def _leads_elsewhere(parallel: ParallelConfig) -> bool:
     return last >= parallel.local_ranks
 
 
+def free_port(host: str) -> int:
+    """Return a port of `host` that nobody listens on now."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.create_server((host, 0), family=family) as probe:
+        port: int = probe.getsockname()[1]
+        return port
+
+
 def shared_token(parallel: ParallelConfig) -> str:
     """Return what the ranks show each other, in hexadecimal digits. Raises ConfigError."""
     if parallel.nodes == 1:

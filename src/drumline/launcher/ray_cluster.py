@@ -12,7 +12,6 @@ import logging
 import os
 import secrets
 import signal
-import socket
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -21,9 +20,10 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from drumline.collective.door import Address
 from drumline.core.config import Config, DistributedBackend, ServerConfig
 from drumline.core.errors import ConfigError, PeerError
-from drumline.launcher.nodes import check_nodes
+from drumline.launcher.nodes import check_nodes, free_port
 from drumline.launcher.ranks import Ranks
 
 _log = logging.getLogger(__name__)
@@ -114,11 +114,8 @@ def _met(config: Config, host: str) -> Config:
         raise ConfigError("--node-rank", "is Ray's to give; leave it out")
     if parallel.dist_init_addr is not None or parallel.nodes == 1:
         return config
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.create_server((host, 0), family=family) as probe:
-        port = probe.getsockname()[1]
-    place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    return replace(config, parallel=replace(parallel, dist_init_addr=place))
+    place = Address(host, free_port(host))
+    return replace(config, parallel=replace(parallel, dist_init_addr=str(place)))
 
 
 def _tasks(ray: Any, config: Config, secret: str) -> list[Any]:

@@ -20,7 +20,7 @@ from drumline.core.log import configure
 from drumline.frontend import serve as http
 from drumline.launcher.engine import Engine
 from drumline.launcher.front import Front, OneServer, SeveralServers
-from drumline.launcher.signals import Signals, first_of, stop_ranks
+from drumline.launcher.signals import Signals, first_of, stop_ranks, unless_signalled
 from drumline.launcher.telling import Say, steps_told
 
 _log = logging.getLogger(__name__)
@@ -70,13 +70,8 @@ async def _started(
 
     Raises when the engine fails.
     """
-    starting = asyncio.create_task(_front(engine, listeners))
-    await first_of(starting, signals.first)
-    if starting.done():
-        return starting.result()
-    starting.cancel()
-    await asyncio.wait((starting,))
-    return None
+    started = await unless_signalled(_front(engine, listeners), signals)
+    return None if started is None else started.result()
 
 
 async def _front(engine: Engine, listeners: Sequence[socket.socket]) -> Front:

@@ -3,7 +3,9 @@
 import asyncio
 import signal
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 STOPPING = (signal.SIGTERM, signal.SIGINT)
 
@@ -68,3 +70,16 @@ async def stop_ranks(
 async def first_of(*waits: asyncio.Future[Any]) -> None:
     """Wait until the first of `waits` is done."""
     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+
+
+async def unless_signalled(
+    work: Coroutine[Any, Any, T], signals: Signals
+) -> asyncio.Task[T] | None:
+    """Return the task in which `work` ended; None where a signal came first, which cancels it."""
+    task = asyncio.create_task(work)
+    await first_of(task, signals.first)
+    if task.done():
+        return task
+    task.cancel()
+    await asyncio.wait((task,))
+    return None

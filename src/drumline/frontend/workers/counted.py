@@ -4,7 +4,7 @@ Counts and histograms add up, and what a worker counted stays when it ends, as c
 fall. Gauges are those of the workers that live.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 from prometheus_client import CollectorRegistry, Metric
@@ -81,9 +81,5 @@ class Shown(CollectorRegistry):
         for family in self._families:
             metric = Metric(family.name, family.text, family.kind)
             for name, labels, value in family.samples:
-                metric.add_sample(name, _labels(labels), value)
+                metric.add_sample(name, labels, value)
             yield metric
-
-
-def _labels(labels: Mapping[str, str]) -> dict[str, str]:
-    return dict(labels)

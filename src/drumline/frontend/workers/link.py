@@ -136,7 +136,8 @@ class SharedLink:
         rid = str(request.rid)
         if rid in self._streams:
             raise RequestError(409, f"a request with the id {rid!r} is in flight", param="rid")
-        on_the_wire(lambda: [self._sent(Submit(request))])
+        with on_the_wire():
+            self.channel.send(Submit(request))
         stream = self._streams[rid] = Stream(rid, 0, self._left)
         return stream
 
@@ -152,10 +153,6 @@ class SharedLink:
     async def ask(self, question: Any, timeout_s: float = _ASK_S) -> Any:
         """Return the owner's answer. Raises the error that it answers with."""
         return await self.channel.ask(question, self.channel.number(), timeout_s)
-
-    def _sent(self, message: Submit) -> bytes:
-        self.channel.send(message)
-        return b""
 
     def _left(self, stream: Stream) -> None:
         if self._streams.pop(stream.rid, None) is not None:
