@@ -10,10 +10,10 @@ from drumline.core.config import (
     Config,
     ModelConfig,
     ParallelConfig,
-    Positive,
     ProcessConfig,
     ScheduleConfig,
 )
+from drumline.core.config.fields import Positive
 
 
 class SamplingOptions(Struct, frozen=True, kw_only=True):

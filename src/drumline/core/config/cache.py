@@ -1,0 +1,161 @@
+"""How much KV memory there is, and how it is shared."""
+
+from enum import StrEnum
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from drumline.core.config.fields import Gigabytes, NotNegative, Positive, Share, flags, parse_bytes
+from drumline.core.errors import ConfigError
+
+
+class WritePolicy(StrEnum):
+    """When pages are written to the host cache."""
+
+    WRITE_THROUGH = "write_through"
+    WRITE_BACK = "write_back"
+
+
+DEFAULT_KVSTORE_RATIO = 2.0
+
+
+class CacheConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How much KV memory there is, and how it is shared."""
+
+    kv_cache_size: Annotated[
+        str,
+        Meta(
+            description="memory for KV pages, such as 2GiB or 512MiB",
+            extra=flags("--kv-cache-memory-bytes"),
+        ),
+    ] = "2GiB"
+    gpu_memory_utilization: Annotated[
+        Share | None,
+        Meta(
+            description="share of the device's memory (on a CPU, of the available memory) "
+            "to use in place of --kv-cache-size",
+            extra=flags("--mem-fraction-static"),
+        ),
+    ] = None
+    max_total_tokens: Annotated[
+        Positive | None,
+        Meta(description="KV pool in tokens, in place of --kv-cache-size"),
+    ] = None
+    prefix_granularity: Annotated[
+        Positive,
+        Meta(
+            description="tokens per hashed prefix page; a multiple of the device page",
+            extra=flags("--block-size", "--page-size"),
+        ),
+    ] = 64
+    prefix_caching: Annotated[
+        bool,
+        Meta(
+            description="reuse the KV pages of prefixes computed before",
+            extra={
+                "off": [
+                    "--disable-prefix-caching",
+                    "--no-enable-prefix-caching",
+                    "--disable-radix-cache",
+                ],
+                "flags": ["--enable-prefix-caching"],
+            },
+        ),
+    ] = True
+    share_prefix_in_flight: Annotated[
+        bool,
+        Meta(
+            description="let requests wait for a prefix that another one is computing now, "
+            "in place of computing it too",
+        ),
+    ] = True
+    promote_window_prefixes: Annotated[
+        bool,
+        Meta(
+            description="where sliding windows alone lack a prefix that is cached, have whoever "
+            "computes it keep it for them too",
+        ),
+    ] = True
+    kvstore: Annotated[
+        bool,
+        Meta(
+            description="keep prefix pages in host memory once they leave the KV pool; on a CPU, "
+            "where both are the same memory, a larger --kv-cache-size does the same without copies",
+            extra={
+                "flags": ["--enable-kvstore", "--enable-hierarchical-cache"],
+                "off": ["--disable-kvstore"],
+            },
+        ),
+    ] = False
+    kvstore_size: Annotated[
+        str | None,
+        Meta(
+            description="memory of the host cache, such as 8GiB; a bare number counts gigabytes",
+            extra=flags("--hicache-size", "--kv-offloading-size"),
+        ),
+    ] = None
+    kvstore_ratio: Annotated[
+        Annotated[float, Meta(gt=0, le=1e6)] | None,
+        Meta(
+            description="host cache as a multiple of the KV pool, where --kvstore-size is not "
+            f"set; {DEFAULT_KVSTORE_RATIO} by default",
+            extra=flags("--hicache-ratio"),
+        ),
+    ] = None
+    kvstore_write_policy: Annotated[
+        WritePolicy | None,
+        Meta(
+            description="write pages to the host cache when they are complete (write_through, the "
+            "default), or when the KV pool gives them away (write_back)",
+        ),
+    ] = None
+    retraction_snapshot_host_gb: Annotated[
+        Gigabytes | None,
+        Meta(
+            description="gigabytes of host memory for requests that are suspended when the KV "
+            "pool is full, taken as it is needed; 0 aborts the newest request in their place. "
+            "As large as the KV pool by default, at most a quarter of the memory left beside it",
+        ),
+    ] = None
+    retraction_snapshot_max_requests: Annotated[
+        NotNegative | None,
+        Meta(
+            description="requests that may be suspended at the same time; --max-num-seqs by "
+            "default, 0 aborts the newest request in their place",
+        ),
+    ] = None
+    debug_force_retraction_interval: Annotated[
+        NotNegative,
+        Meta(
+            description="suspend a request every so many plans, to test that it changes nothing; "
+            "0 is never",
+        ),
+    ] = 0
+
+    def __post_init__(self) -> None:
+        parse_bytes("--kv-cache-size", self.kv_cache_size)
+        if self.kvstore_size is not None:
+            parse_bytes("--kvstore-size", self.kvstore_size, "gb")
+        if self.kvstore and not self.prefix_caching:
+            raise ConfigError(
+                "--enable-kvstore",
+                "keeps the pages of prefixes, which --disable-prefix-caching forbids",
+            )
+        if not self.kvstore:
+            for flag, value in (
+                ("--kvstore-size", self.kvstore_size),
+                ("--kvstore-ratio", self.kvstore_ratio),
+                ("--kvstore-write-policy", self.kvstore_write_policy),
+            ):
+                if value is not None:
+                    raise ConfigError(flag, "has no effect without --enable-kvstore")
+        self._check_snapshots()
+
+    def _check_snapshots(self) -> None:
+        """Raise ConfigError where suspended requests are asked for that nothing is left for."""
+        memory = "--retraction-snapshot-host-gb", self.retraction_snapshot_host_gb
+        count = "--retraction-snapshot-max-requests", self.retraction_snapshot_max_requests
+        forced = "--debug-force-retraction-interval", self.debug_force_retraction_interval
+        for void, zero in ((count, memory), (memory, count), (forced, memory), (forced, count)):
+            if void[1] and zero[1] == 0:
+                raise ConfigError(void[0], f"has no effect beside {zero[0]} 0")
