@@ -93,6 +93,21 @@ def test_sleep_gives_weights_and_pages_back_and_the_same_text_comes_after(server
     print(f"{asleep / MIB:.0f} MiB asleep, {again / MIB:.0f} MiB after {SLEEPS}")  # noqa: T201
 
 
+def test_sleep_of_level_2_keeps_no_weights_and_serves_again_once_they_are_loaded(server, http):
+    prompt = "A drummer who forgot everything"
+    text = complete(http, prompt)
+    done(http, "/sleep", level=2)
+    done(http, "/wake_up", tags=["weights"])
+    refused = http.post("/v1/completions", json={"model": MODEL, "prompt": prompt})
+    assert refused.status_code == 503
+    assert "the weights were dropped, and none are loaded" in refused.json()["error"]["message"]
+    assert http.get("/readiness").status_code == 503
+    done(http, "/update_weights_from_disk", model_path=str(find_model(None).path))
+    done(http, "/wake_up", tags=["kv_cache"])
+    assert http.get("/readiness").status_code == 200
+    assert complete(http, prompt) == text
+
+
 def test_a_keep_pause_amid_streams_changes_none_of_them(http):
     prompts = [f"The {n}th of all the drummers in the band said that" for n in range(STREAMS)]
     with concurrent.futures.ThreadPoolExecutor(STREAMS) as pool:

@@ -148,7 +148,7 @@ def test_memory_released_on_one_replica_keeps_every_rank_from_forwards_until_it_
     away = range(5, 12)
 
     def holding(engine, sim):
-        return Holding(sim, facts=lambda now: {"released": engine == 1 and now in away})
+        return Holding(sim, facts=lambda now: {"lacking": engine == 1 and now in away})
 
     plant, holdings = held_by(layout, holding)
     fleet = play(asking(layout), 1, plant)
@@ -157,7 +157,7 @@ def test_memory_released_on_one_replica_keeps_every_rank_from_forwards_until_it_
         ran = {round_ for round_, _ in fleet.forwards[rank]}
         assert not ran & set(away)
         assert {away.start - 1, away.stop} <= ran
-        assert [at for at, gate in enumerate(holdings[rank].passed) if gate.released] == [*away]
+        assert [at for at, gate in enumerate(holdings[rank].passed) if gate.lacking] == [*away]
     for engine in range(layout.data):
         assert len(fleet.owner(engine).answer(f"r{engine}").ids) == LONG
 

@@ -12,6 +12,7 @@ from drumline.replay.simulator import Simulation, small_specs
 
 PAUSE, RESUME = "pause_scheduler", "resume_scheduler"
 RELEASE, WAKE = "release_memory_occupation", "resume_memory_occupation"
+LOAD = "update_weight_from_disk"
 
 
 def expected(prompt, limit, seed=0):
@@ -106,6 +107,58 @@ def test_a_release_waits_for_copies_that_hold_pages():
     assert said(sim) == {1: (True, "")}
 
 
+def test_weights_that_are_dropped_have_requests_refused_until_all_of_others_are_there():
+    sim = Simulation(SPECS, depth=1)
+    sim.submit("runs", PROMPT, max_new_tokens=8)
+    sim.run(3)
+    sim.call(1, RELEASE, None, True)
+    sim.submit("waits", PROMPT, max_new_tokens=5)
+    sim.run(30)
+    assert sim.answer("runs").ids == expected(PROMPT, 8), "it finished with the weights"
+    assert said(sim) == {1: (True, "")}
+    sim.call(2, LOAD, "/early")
+    sim.submit("asleep", PROMPT, max_new_tokens=1)
+    sim.run(2)
+    assert said(sim)[2] == (False, "the weights are released")
+    sim.call(3, WAKE)
+    sim.submit("early", PROMPT, max_new_tokens=1)
+    sim.run(2)
+    for rid in ("asleep", "early"):
+        assert sim.answer(rid).details["status_code"] == 503
+        assert "the weights were dropped, and none are loaded" in sim.answer(rid).details["message"]
+    sim.plane.partial.add("/some")
+    sim.call(4, LOAD, "/some")
+    sim.call(5, RESUME)
+    sim.run(3)
+    assert said(sim)[4] == (
+        True,
+        "weights loaded from /some; every weight is one that is still to come",
+    )
+    assert said(sim)[5][0] is False
+    assert list(sim.frontend.live) == ["waits"]
+    sim.call(6, LOAD, "/all", None, "step-2")
+    sim.run(1)
+    sim.submit("later", (5, 6), max_new_tokens=1)
+    sim.run_until_idle()
+    assert said(sim)[6] == (True, "weights loaded from /all")
+    assert sim.answer("waits").ids == expected(PROMPT, 5)
+    assert len(sim.answer("later").ids) == 1
+    sim.check_drained()
+
+
+def test_weights_come_before_the_cache_as_other_engines_clients_have_it():
+    sim = Simulation(SPECS)
+    for call, (method, *args) in enumerate(
+        [(RELEASE, None, True), (WAKE, ["weights"]), (LOAD, "/all"), (WAKE, ["kv_cache"])]
+    ):
+        sim.call(call, method, *args)
+        sim.run(3)
+    assert all(success for success, _ in said(sim).values())
+    sim.submit("r", PROMPT, max_new_tokens=2)
+    sim.run_until_idle()
+    assert sim.answer("r").ids == expected(PROMPT, 2)
+
+
 def test_a_resume_calls_a_release_off():
     sim = Simulation(SPECS)
     sim.submit("r", PROMPT, max_new_tokens=30)
@@ -184,8 +237,33 @@ def test_an_idle_engine_that_was_not_asked_keeps_the_others_from_releasing():
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_where_one_rank_cannot_none_does_and_all_serve_on(layout):
-    calls = [(3, 0, RELEASE), (5, 1, RELEASE)]
+@pytest.mark.parametrize("late", [0, 15])
+def test_no_rank_forwards_until_all_have_weights_again(layout, late):
+    calls = [
+        (3, 0, RELEASE, None, True),
+        (3 + late, 1, RELEASE, None, True),
+        (60, 0, WAKE),
+        (60 + late, 1, WAKE),
+        (61 + late, 0, LOAD, "/all"),
+        (61 + 2 * late, 1, LOAD, "/all"),
+    ]
+    played = operated(layout, calls, last=130)
+    late_one = Asked(engine=0, rid="late", prompt=PROMPT, limit=4, seed=1)
+    played.acts[0, 100] = [submitting(late_one)]
+    played = Scenario(layout, 1, SPECS, played.lags, (*played.asked, late_one), played.acts)
+    fleet = play(played, 1)
+    fleet.check()
+    assert fleet.owner(0).answer("late").ids == expected(PROMPT, 4, 1)
+    assert {sim.plane.weights for sim in fleet.sims.values()} == {"/all"}
+    for engine in range(layout.data):
+        assert all(success for success, _ in said(fleet.owner(engine)).values())
+        assert fleet.owner(engine).answer(f"r{engine}").ids == expected((*PROMPT, engine), 20, 1)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("drops", [False, True])
+def test_where_one_rank_cannot_none_does_and_all_serve_on(layout, drops):
+    calls = [(3, 0, RELEASE, None, drops), (5, 1, RELEASE, None, drops)]
     poor = layout.size - 1
 
     def plant(rank, sim):

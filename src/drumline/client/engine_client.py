@@ -114,6 +114,7 @@ class EngineClient:
         self.weight_path: str | None = None
         """The checkpoint that was last loaded while the engine served."""
         self.weights_lost: str | None = None
+        self.unloaded = False
         """Why no weights serve any more, as whoever lost them says here."""
         self.dropped_frames = 0
         """Messages of engines that made no sense and were dropped whole."""

@@ -26,7 +26,7 @@ class InternalState(Struct, frozen=True, kw_only=True):
 
     round: int
     standing: str
-    """`serving`, `draining`, `paused`, `kept`, `releasing`, `asleep`, `lost`."""
+    """`serving`, `draining`, `paused`, `kept`, `releasing`, `asleep`, `unloaded`, `lost`."""
     released: tuple[str, ...]
     """Memory that is given back, by tags."""
     weight_version: str

@@ -185,11 +185,21 @@ class DataPlane(Protocol):
     def release_memory(self, regions: Sequence[Region]) -> str | None:
         """Give regions of memory back; returns why it cannot, and then all are there.
 
-        No forward and no cache operation may be under way, nor any until all are restored.
+        Where it can, weights can be dropped as well. No forward and no cache operation may be
+        under way, nor any until all are restored.
         """
 
+    def drop_weights(self) -> None:
+        """Give the weights' memory back and keep nothing of them, once all ranks can.
+
+        No forward may run until it is restored, and all weights have been loaded again.
+        """
+
+    def absent_weight(self) -> str | None:
+        """Return a weight that was not loaded since all were dropped, if there is one."""
+
     def restore_memory(self, regions: Sequence[Region]) -> None:
-        """Take regions back: weights as they were, the KV cache blank."""
+        """Take regions back: the KV cache blank, weights as they were, or blank if dropped."""
 
     def open_profile(self, recording: Recording) -> str | None:
         """Make sure that this can be recorded and written, and record nothing; returns why not."""

@@ -24,6 +24,7 @@ from drumline.control.operations import (
     WeightsAsked,
 )
 from drumline.control.standing import (
+    UNLOADED,
     Drained,
     Draining,
     Effect,
@@ -39,9 +40,12 @@ from drumline.control.standing import (
     Serving,
     State,
     WakeAsked,
+    WeightsLoaded,
     WeightsLost,
+    dropped,
     frozen,
     gone,
+    lacking,
     step,
 )
 from drumline.control.weight_calls import (
@@ -77,6 +81,7 @@ class Controls:
             "get_weights_by_name": self._get_weights_by_name,
             "is_scheduler_paused": self._is_scheduler_paused,
             "is_sleeping": self._is_sleeping,
+            "is_unloaded": self._is_unloaded,
             "lost_weights": lambda call: self._reply(call, True, self.lost or ""),
             "pause_scheduler": self._pause_scheduler,
             "release_memory_occupation": self._release_memory,
@@ -123,6 +128,23 @@ class Controls:
         return self._state.regions if isinstance(self._state, Releasing) else ()
 
     @property
+    def drops(self) -> bool:
+        """Whether the weights among them are not kept."""
+        return isinstance(self._state, Releasing) and self._state.drops
+
+    @property
+    def lacking(self) -> bool:
+        """Whether a forward would find no weights, or no memory."""
+        return lacking(self._state)
+
+    @property
+    def refusing(self) -> str | None:
+        """Why requests that arrive are refused, if so: there is nothing to wait for."""
+        if isinstance(self._state, Lost):
+            return self._state.fault
+        return UNLOADED if dropped(self._state) else None
+
+    @property
     def gone(self) -> tuple[Region, ...]:
         """The regions that are given back."""
         return gone(self._state)
@@ -157,6 +179,8 @@ class Controls:
         if done.success and isinstance(asked, WeightsAsked) and asked.version is not None:
             self._weight_version = asked.version
         self._replies.append(CallReply(asked.call, done.success, done.message))
+        if done.success and done.whole:
+            self._step(WeightsLoaded())
         lost = done.lost
         if lost is None:
             return ()
@@ -246,6 +270,9 @@ class Controls:
     def _is_sleeping(self, call: CallAsked) -> _Effects:
         return self._reply(call, True, "true" if self.gone else "false")
 
+    def _is_unloaded(self, call: CallAsked) -> _Effects:
+        return self._reply(call, True, "true" if dropped(self._state) else "false")
+
     def _pause_scheduler(self, call: CallAsked) -> _Effects:
         asked = _argument(call, "mode") or PauseMode.ABORT
         if asked not in tuple(PauseMode):
@@ -321,7 +348,12 @@ class Controls:
 
     def _release_memory(self, call: CallAsked) -> _Effects:
         regions = self._regions(call)
-        return () if isinstance(regions, str) else self._step(ReleaseAsked(call.call_id, regions))
+        if isinstance(regions, str):
+            return ()
+        drops = _argument(call, "drop_weights", 1) or False
+        if not isinstance(drops, bool):
+            return self._reply(call, False, f"drop_weights is true or false, not {drops!r}")
+        return self._step(ReleaseAsked(call.call_id, regions, drops))
 
     def _resume_memory(self, call: CallAsked) -> _Effects:
         regions = self._regions(call)
@@ -340,7 +372,8 @@ class Controls:
         return tuple(region for region in Region if region in tags)
 
 
-def _argument(call: CallAsked, name: str) -> Any:
-    """Return a call's only argument, which may stand in a map; None without one."""
-    asked = call.args[0] if call.args else None
-    return asked.get(name) if isinstance(asked, dict) else asked
+def _argument(call: CallAsked, name: str, place: int = 0) -> Any:
+    """Return a call's argument, which may stand in a map; None without one."""
+    if call.args and isinstance(call.args[0], dict):
+        return call.args[0].get(name)
+    return call.args[place] if len(call.args) > place else None

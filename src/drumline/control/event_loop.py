@@ -205,7 +205,7 @@ class EventLoop:
         # Memory that is released on any replica leaves no forward a place to run in.
         gate = self._gate()
         trace.did("admit")
-        frozen = gate.released or self._controls.frozen
+        frozen = gate.lacking or self._controls.frozen
 
         # Head: what this round's plan must know already. Whether forwards are allowed, and
         # which copies are done: whoever waits for one would wait a round longer otherwise.
@@ -319,9 +319,9 @@ class EventLoop:
         self._outputs.expire(self._now_us)
 
     def _answer(self, request: GenerateRequest) -> Admitted | Refusal:
-        lost = self._controls.lost
-        if lost is not None:
-            return self._ingress.refusal(request, lost, NO_CAPACITY)
+        refusing = self._controls.refusing
+        if refusing is not None:
+            return self._ingress.refusal(request, refusing, NO_CAPACITY)
         return self._ingress.admit(request, self._now_us)
 
     def _carry_out(self, effects: Iterable[Effect]) -> None:
@@ -468,7 +468,7 @@ class EventLoop:
             flush=self._controls.flush_wanted,
             operation=None if asked is None else asked.kind,
             release=bool(self._controls.releasing),
-            released=bool(self._controls.gone),
+            lacking=self._controls.lacking,
         )
 
     def _converge(self, mine: bool) -> bool:
@@ -602,13 +602,18 @@ class EventLoop:
             return
         if clears:
             self._scheduler.clear_l1()
-        fault = self._data_plane.release_memory(regions)
+        # What cannot be taken back is let go once every rank has let go of the rest.
+        drops = self._controls.drops
+        kept = tuple(each for each in regions if not (drops and each is Region.WEIGHTS))
+        fault = self._data_plane.release_memory(kept)
         if not self._converge(fault is None):
             if fault is None:
-                self._data_plane.restore_memory(regions)
+                self._data_plane.restore_memory(kept)
                 fault = "another rank could not"
             self._controls.released(fault)
             return
+        if drops:
+            self._data_plane.drop_weights()
         self._controls.released(None)
         _log.info("released %s", ", ".join(regions))
 

@@ -35,8 +35,8 @@ class Held(Struct, frozen=True):
     """At the head of the engine's own."""
     release: bool = False
     """It waits to release memory."""
-    released: bool = False
-    """Some of its memory is released."""
+    lacking: bool = False
+    """Some of its memory is released, or no weights are loaded."""
 
 
 class Passed(Struct, frozen=True):
@@ -47,8 +47,8 @@ class Passed(Struct, frozen=True):
     internal: Internal | None
     release: bool
     """Some replica waits to release memory, so all take part in finding out when it may."""
-    released: bool
-    """Some replica's memory is released, so none may run a forward."""
+    lacking: bool
+    """Some replica has no memory or no weights for a forward, so none may run one."""
 
 
 def passed(world: Group, held: Held) -> Passed:
@@ -61,7 +61,7 @@ def passed(world: Group, held: Held) -> Passed:
     if world.size == 1:
         first = held.operation
         return Passed(
-            held.flush, first, held.internal if first is None else None, held.release, held.released
+            held.flush, first, held.internal if first is None else None, held.release, held.lacking
         )
     row = world.all_reduce(
         [
@@ -74,11 +74,11 @@ def passed(world: Group, held: Held) -> Passed:
             internal,
             -internal,
             held.release,
-            held.released,
+            held.lacking,
         ],
         Reduce.MAX,
     )
-    flush, lacks, most, least, lacks_own, most_own, least_own, release, released = row
+    flush, lacks, most, least, lacks_own, most_own, least_own, release, lacking = row
     ready = lacks == -1
     ready_own = lacks_own == -1
     if ready and most != -least:
@@ -98,7 +98,7 @@ def passed(world: Group, held: Held) -> Passed:
         Operation(most) if ready else None,
         Internal(most_own) if ready_own and not ready else None,
         bool(release),
-        bool(released),
+        bool(lacking),
     )
 
 

@@ -117,3 +117,5 @@ class Done(Struct, frozen=True):
     message: str
     lost: str | None = None
     """Why no weights serve any more, if so."""
+    whole: bool = False
+    """Whether weights were loaded, and every weight is one that was."""

@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import assert_never
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from drumline.contract.regions import Region
 
@@ -53,12 +54,22 @@ class Releasing(Struct, frozen=True):
     gone: tuple[Region, ...] = ()
     paused: bool = False
     """Whether a pause was in force before."""
+    drops: bool = False
+    """Whether the weights are not kept."""
+    dropped: bool = False
+    """Whether there are none already."""
 
 
 class Asleep(Struct, frozen=True):
     """Regions are gone, so nothing can run."""
 
     gone: tuple[Region, ...]
+    dropped: bool = False
+    """Whether the weights were not kept, and none have been loaded since."""
+
+
+class Unloaded(Struct, frozen=True):
+    """All memory is there, but nothing to compute with: the weights were dropped."""
 
 
 class Lost(Struct, frozen=True):
@@ -68,7 +79,7 @@ class Lost(Struct, frozen=True):
     gone: tuple[Region, ...] = ()
 
 
-Living = Serving | Draining | Paused | Kept | Releasing | Asleep
+Living = Serving | Draining | Paused | Kept | Releasing | Asleep | Unloaded
 State = Living | Lost
 
 # Events
@@ -88,6 +99,8 @@ class ReleaseAsked(Struct, frozen=True):
 
     call: int
     regions: tuple[Region, ...] | None = None
+    drops: bool = False
+    """Whether the weights are not to be kept."""
 
 
 class WakeAsked(Struct, frozen=True):
@@ -107,13 +120,26 @@ class Released(Struct, frozen=True):
     fault: str | None = None
 
 
+class WeightsLoaded(Struct, frozen=True):
+    """Every weight is one that was loaded."""
+
+
 class WeightsLost(Struct, frozen=True):
     """The weights that served were discarded, and others could not be loaded."""
 
     fault: str
 
 
-Event = PauseAsked | ResumeAsked | ReleaseAsked | WakeAsked | Drained | Released | WeightsLost
+Event = (
+    PauseAsked
+    | ResumeAsked
+    | ReleaseAsked
+    | WakeAsked
+    | Drained
+    | Released
+    | WeightsLoaded
+    | WeightsLost
+)
 
 # Effects
 
@@ -143,6 +169,12 @@ class Reply(Struct, frozen=True):
 Effect = AbortAll | CancelUnscheduled | Restore | Reply
 Step = tuple[State, tuple[Effect, ...]]
 
+UNLOADED = (
+    "the weights were dropped, and none are loaded; call update_weights_from_disk, "
+    "once their memory is there"
+)
+"""Why nothing can run meanwhile."""
+
 
 def step(state: State, event: Event) -> Step:
     """Return what follows from an event."""
@@ -155,8 +187,8 @@ def step(state: State, event: Event) -> Step:
             return _pause(state, call, mode)
         case ResumeAsked(call=call):
             return _resume(state, call)
-        case ReleaseAsked(call=call, regions=regions):
-            return _release(state, call, tuple(Region) if regions is None else regions)
+        case ReleaseAsked(call=call, regions=regions, drops=drops):
+            return _release(state, call, tuple(Region) if regions is None else regions, drops)
         case WakeAsked(call=call, regions=regions):
             return _wake(state, call, gone(state) if regions is None else regions)
         case Drained():
@@ -165,6 +197,8 @@ def step(state: State, event: Event) -> Step:
             return state, ()
         case Released(fault=fault):
             return _released(state, fault)
+        case WeightsLoaded():
+            return _loaded(state), ()
         case WeightsLost(fault=fault):
             ended = (CancelUnscheduled(), AbortAll())
             lost = Lost(fault, gone(state))
@@ -179,9 +213,21 @@ def gone(state: State) -> tuple[Region, ...]:
     return state.gone if isinstance(state, Releasing | Asleep | Lost) else ()
 
 
+def dropped(state: State) -> bool:
+    """Whether the weights were not kept, and none have been loaded since."""
+    if isinstance(state, Releasing | Asleep):
+        return state.dropped
+    return isinstance(state, Unloaded)
+
+
+def lacking(state: State) -> bool:
+    """Whether a forward would find no weights, or no memory."""
+    return dropped(state) or bool(gone(state))
+
+
 def frozen(state: State) -> bool:
     """Whether no forward may run."""
-    return isinstance(state, Kept | Lost) or bool(gone(state))
+    return isinstance(state, Kept | Lost) or lacking(state)
 
 
 def _pause(state: Living, call: int, mode: PauseMode) -> Step:
@@ -190,6 +236,8 @@ def _pause(state: Living, call: int, mode: PauseMode) -> Step:
     if isinstance(state, Asleep):
         held = _named(state.gone)
         return state, (Reply(call, False, f"memory is released ({held}), so nothing runs"),)
+    if isinstance(state, Unloaded):
+        return state, (Reply(call, False, UNLOADED),)
     match mode:
         case PauseMode.KEEP:
             return Kept(), (Reply(call, True),)
@@ -204,6 +252,8 @@ def _resume(state: Living, call: int) -> Step:
     if away := gone(state):
         reason = f"memory is released ({_named(away)}); call resume_memory_occupation first"
         return state, (Reply(call, False, reason),)
+    if dropped(state):
+        return state, (Reply(call, False, UNLOADED),)
     match state:
         case Draining(call=waiting):
             stopped = Reply(waiting, False, "resumed before the pause drained")
@@ -215,12 +265,15 @@ def _resume(state: Living, call: int) -> Step:
             return Serving(), (Reply(call, True),)
 
 
-def _release(state: Living, call: int, regions: tuple[Region, ...]) -> Step:
+def _release(state: Living, call: int, regions: tuple[Region, ...], drops: bool) -> Step:
     away = gone(state)
     if again := [region for region in regions if region in away]:
         return state, (Reply(call, False, f"already released: {_named(again)}"),)
     if not regions:
         return state, (Reply(call, False, f"no tag was named; there are {_named(Region)}"),)
+    if drops and Region.WEIGHTS not in regions:
+        reason = f"to drop the weights is to release them; the tags name {_named(regions)} alone"
+        return state, (Reply(call, False, reason),)
     match state:
         case Draining() | Releasing():
             return state, (Reply(call, False, _busy(state)),)
@@ -230,9 +283,10 @@ def _release(state: Living, call: int, regions: tuple[Region, ...]) -> Step:
                 "paused with mode keep; call resume_scheduler, or pause with mode wait or abort"
             )
             return state, (Reply(call, False, reason),)
-        case Serving() | Paused() | Asleep():
-            paused = isinstance(state, Paused)
-            return Releasing(call, regions, away, paused), (CancelUnscheduled(),)
+        case Serving() | Paused() | Asleep() | Unloaded():
+            paused, absent = isinstance(state, Paused), dropped(state)
+            releasing = Releasing(call, regions, away, paused, drops, absent)
+            return releasing, (CancelUnscheduled(),)
     assert_never(state)
 
 
@@ -246,8 +300,8 @@ def _wake(state: Living, call: int, regions: tuple[Region, ...]) -> Step:
     left = tuple(region for region in away if region not in regions)
     effects = (Restore(regions), Reply(call, True))
     if isinstance(state, Releasing):
-        return Releasing(state.call, state.regions, left, state.paused), effects
-    return Asleep(left) if left else Serving(), effects
+        return replace(state, gone=left), effects
+    return _resting(left, dropped(state)), effects
 
 
 def _released(state: Living, fault: str | None) -> Step:
@@ -255,11 +309,28 @@ def _released(state: Living, fault: str | None) -> Step:
         return state, ()
     if fault is None:
         away = tuple(region for region in Region if region in state.gone + state.regions)
-        return Asleep(away), (Reply(state.call, True),)
+        return Asleep(away, state.drops or state.dropped), (Reply(state.call, True),)
     effects = (Reply(state.call, False, f"nothing was released: {fault}"),)
-    if state.gone:
-        return Asleep(state.gone), effects
-    return Paused() if state.paused else Serving(), effects
+    before = Paused() if state.paused else _resting(state.gone, state.dropped)
+    return before, effects
+
+
+def _loaded(state: Living) -> Living:
+    match state:
+        case Releasing():
+            return replace(state, dropped=False)
+        case Asleep() | Unloaded():
+            return _resting(gone(state), False)
+        case Serving() | Draining() | Paused() | Kept():
+            return state
+    assert_never(state)
+
+
+def _resting(away: tuple[Region, ...], absent: bool) -> Living:
+    """Return how an engine stands that nobody paused, without memory and weights as told."""
+    if away:
+        return Asleep(away, absent)
+    return Unloaded() if absent else Serving()
 
 
 def _busy(state: Draining | Releasing) -> str:

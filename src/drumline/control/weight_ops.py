@@ -142,7 +142,11 @@ class WeightOps:
         taken = self._agreed(fault is None)
         plane.settle_weights(taken)
         if taken:
-            return Done(True, f"weights loaded from {what}")
+            absent = plane.absent_weight()
+            done = f"weights loaded from {what}"
+            if self._agreed(absent is None):
+                return Done(True, done, whole=True)
+            return Done(True, f"{done}; {absent or 'a weight'} is one that is still to come")
         fault = fault or "another rank could not load these weights"
         if not self._discards:
             return Done(False, fault)

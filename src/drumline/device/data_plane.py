@@ -81,6 +81,14 @@ class QueuedDataPlane:
         """Give regions of memory back, and wait; returns why it cannot."""
         return self._thread.call(partial(self._handle.release_memory, tuple(regions)))
 
+    def drop_weights(self) -> None:
+        """Give the weights' memory back and keep nothing of them, and wait."""
+        self._thread.submit(self._handle.weights.drop).wait()
+
+    def absent_weight(self) -> str | None:
+        """Return a weight that was not loaded since all were dropped, behind all that is queued."""
+        return self._thread.call(self._handle.weights.absent)
+
     def restore_memory(self, regions: Sequence[Region]) -> None:
         """Take regions back, and wait."""
         self._thread.submit(partial(self._handle.restore_memory, tuple(regions))).wait()

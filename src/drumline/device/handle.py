@@ -144,7 +144,7 @@ class DeviceHandle:
         return None
 
     def restore_memory(self, regions: Sequence[Region]) -> None:
-        """Take regions back: weights as they were, the KV cache blank."""
+        """Take regions back: the KV cache blank, weights as they were, or blank if dropped."""
         if Region.WEIGHTS in regions:
             self.weights.store.restore()
 

@@ -56,9 +56,10 @@ class _Tensors(Struct, frozen=True, eq=False):
 
 
 class _Staged(Struct, frozen=True, eq=False):
-    """A loaded update: what is to be written over what."""
+    """A loaded update: what is to be written over what, and which weights that is."""
 
     writes: list[tuple[Tensor, Tensor]]
+    places: list[Place]
 
 
 class ServingWeights:
@@ -86,6 +87,8 @@ class ServingWeights:
         self._new: Loaded | _Staged | None = None
         self._received_from: str | None = None
         """The group that sent what is loaded."""
+        self._absent: set[str] = set()
+        """The weights that were not loaded since all were dropped."""
 
     @property
     def store(self) -> WeightStore:
@@ -138,11 +141,32 @@ class ServingWeights:
             case Loaded():
                 self._executor.replace(new.decoder)
                 self._serving = new
-            case _Staged(writes=writes):
+                self._absent.clear()
+            case _Staged(writes=writes, places=places):
                 for place, tensor in writes:
                     place.copy_(tensor)
+                self._came(places)
             case None:
                 raise InvariantError("weights are taken that were not loaded")
+
+    def drop(self) -> None:
+        """Give the memory back and keep no weight; their places stay, for others to come."""
+        live = self._live
+        live.store.drop()
+        self._absent = {*live.places, *live.packed}
+
+    def absent(self) -> str | None:
+        """Return a weight that was not loaded since all were dropped, if there is one."""
+        return min(self._absent, default=None)
+
+    def _came(self, places: Iterable[Place]) -> None:
+        """Note which weights were loaded; one may have two names."""
+        if self._absent:
+            filled = set(map(id, places))
+            known = self._live.places
+            self._absent = {
+                name for name in self._absent if name not in known or id(known[name]) not in filled
+            }
 
     def join(self, group: WeightGroup) -> str | None:
         """Become a member of a trainer's group; returns why not.
@@ -174,6 +198,8 @@ class ServingWeights:
             place = self._place(name)
         except RefusedError as error:
             return str(error)
+        if name in self._absent:
+            return f"{name} was dropped with all weights, and was not loaded since"
         shape, cut, out = place.shape, place.cut, place.out
         values = min(count, shape[0]) * (shape[1] if len(shape) > 1 else 1)
         if values > _MOST_VALUES:
@@ -279,6 +305,7 @@ class ServingWeights:
         Raises RefusedError where one weight comes under two names, and is not the same.
         """
         writes: list[tuple[Tensor, Tensor]] = []
+        places: list[Place] = []
         written: dict[int, tuple[str, Tensor]] = {}
         for name, tensor in tensors:
             place = self._place(name)
@@ -292,9 +319,10 @@ class ServingWeights:
                 )
             new.copy_(part)
             written[id(place)] = name, new
+            places.append(place)
             if not self._discards:
                 writes.append((place.out, new))
-        return _Staged(writes)
+        return _Staged(writes, places)
 
 
 def _room_for(name: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:

@@ -1,9 +1,9 @@
 """The routes by which operators steer the engine, under the names of several engines."""
 
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from msgspec import Raw, Struct
+from msgspec import Meta, Raw, Struct
 from starlette.types import ASGIApp, Scope
 
 from drumline.contract.profile import ProfileAsked
@@ -38,16 +38,7 @@ def control_routes(service: Service) -> list[Route]:
         return _Sleeping(await control.sleeping())
 
     async def sleep(asked: _Sleep) -> Outcome:
-        if asked.level != 1:
-            why = "it drops the weights, which no wake could bring back without a load; "
-            raise RequestError(
-                501,
-                f"level {asked.level} is not supported: {why if asked.level == _DROPS else ''}"
-                "level 1 gives back the memory of weights and KV cache alike, and keeps the "
-                "weights in a file meanwhile",
-                param="level",
-            )
-        return await control.release(asked.tags)
+        return await control.release(asked.tags, drops=asked.level == _DROPS)
 
     async def states(_: Nothing) -> _States:
         return _States(await control.states())
@@ -119,11 +110,11 @@ class _Tags(Struct, forbid_unknown_fields=True):
 
 
 _DROPS = 2
-"""The level of sleep at which other engines keep no weights."""
+"""The level of sleep at which no weights are kept."""
 
 
 class _Sleep(_Tags, forbid_unknown_fields=True):
-    level: int = 1
+    level: Annotated[int, Meta(ge=1, le=_DROPS)] = 1
 
 
 class _Sleeping(Struct, frozen=True):

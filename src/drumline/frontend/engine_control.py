@@ -44,7 +44,7 @@ class Control(Protocol):
 
     async def paused(self) -> bool: ...
 
-    async def release(self, tags: list[str] | None) -> Outcome: ...
+    async def release(self, tags: list[str] | None, *, drops: bool = False) -> Outcome: ...
 
     async def wake(self, tags: list[str] | None) -> Outcome: ...
 
@@ -121,12 +121,18 @@ class EngineControl:
         self._note(paused)
         return paused
 
-    async def release(self, tags: list[str] | None) -> Outcome:
-        """Let what runs finish, then give memory back; all of it that can be by default."""
+    async def release(self, tags: list[str] | None, *, drops: bool = False) -> Outcome:
+        """Let what runs finish, then give memory back; all of it that can be by default.
+
+        With `drops`, nothing is kept of the weights, and others have to be loaded afterwards.
+        """
         self._note(True)
-        outcome = await self._asked("release_memory_occupation", tags)
+        asked = (tags, True) if drops else (tags,)
+        outcome = await self._asked("release_memory_occupation", *asked)
         if not outcome.success:
             await self.paused()
+        elif drops:
+            self._engine.unloaded = True
         return outcome
 
     async def wake(self, tags: list[str] | None) -> Outcome:
@@ -164,6 +170,10 @@ class EngineControl:
                     self._engine.weight_version = version
                 if method == _FROM_DISK:
                     self._engine.weight_path = args[0]
+                if self._engine.unloaded:
+                    told = await self._replies("is_unloaded")
+                    self._engine.unloaded = _any_says_true(told)
+                    await self.paused()
                 return loaded
             finally:
                 if not paused:

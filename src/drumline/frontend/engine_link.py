@@ -20,6 +20,8 @@ class EngineLink(Protocol):
     """The checkpoint they were last loaded from, since the start."""
     weights_lost: str | None
     """Why no weights serve any more, if so."""
+    unloaded: bool
+    """Whether an operator had the weights dropped, and others are still to be loaded."""
 
     @property
     def engines(self) -> int: ...

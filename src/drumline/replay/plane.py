@@ -124,6 +124,10 @@ class PagedPlane:
         """What is told of weights."""
         self.unreadable: dict[str, str] = {}
         """Why weights cannot be opened, by name."""
+        self.absent: str | None = None
+        """A weight that was not loaded since all were dropped."""
+        self.partial: set[str] = set()
+        """The names of what is not all weights."""
         self.broken: dict[str, str] = {}
         """Why weights that can be opened cannot be loaded."""
         self.unrecordable: str | None = None
@@ -215,6 +219,19 @@ class PagedPlane:
                 slots[:] = GARBAGE
         return None
 
+    def drop_weights(self) -> None:
+        """Give the weights back and forget what they were."""
+        self._run(0)
+        if self.unreleasable is not None or Region.WEIGHTS in self.gone:
+            raise InvariantError(f"weights are dropped beside {self.gone}: {self.unreleasable}")
+        self.gone.add(Region.WEIGHTS)
+        self.weights = None
+        self.absent = "every weight"
+
+    def absent_weight(self) -> str | None:
+        """Return what is still to come, as far as a test says so."""
+        return self.absent
+
     def restore_memory(self, regions: Sequence[Region]) -> None:
         """Take regions back."""
         self._run(0)
@@ -271,6 +288,8 @@ class PagedPlane:
         if taken:
             if self._loaded is None or self._loaded in self.broken:
                 raise InvariantError(f"{self._loaded} is taken")
+            if self._loaded not in self.partial:
+                self.absent = None
             self.weights = self._loaded
         elif self._loaded is not None and isinstance(self._source, SentWeights):
             self.groups.pop(self._source.group, None)
@@ -300,7 +319,7 @@ class PagedPlane:
         self._run(self._lag())
 
     def _check_memory(self) -> None:
-        if self.weights is None:
+        if self.weights is None or self.absent is not None:
             raise InvariantError("a forward without weights")
         if self.gone:
             raise InvariantError(f"a forward without its memory: {sorted(self.gone)} are released")

@@ -104,6 +104,12 @@ class EncodedPlane:
     def release_memory(self, regions: Sequence[Region]) -> str | None:
         return self._plane.release_memory(regions)
 
+    def drop_weights(self) -> None:
+        self._plane.drop_weights()
+
+    def absent_weight(self) -> str | None:
+        return self._plane.absent_weight()
+
     def restore_memory(self, regions: Sequence[Region]) -> None:
         self._plane.restore_memory(regions)
 

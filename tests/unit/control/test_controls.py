@@ -3,6 +3,7 @@ import pytest
 from drumline.contract.messages import CallAsked, CallReply
 from drumline.contract.regions import Region
 from drumline.control.controls import Controls
+from drumline.control.operations import Done
 
 
 def test_an_unknown_operation_is_answered_by_name():
@@ -114,6 +115,37 @@ def test_a_release_names_what_it_gives_back_by_tags(args, regions):
     assert controls.take_replies() == [CallReply(1, True), CallReply(2, True, "true")]
     assert controls.gone == regions
     assert controls.frozen
+
+
+@pytest.mark.parametrize("args", [(None, True), ({"drop_weights": True},)])
+def test_weights_that_were_not_kept_are_missed_until_others_are_loaded(args):
+    controls, _ = paused((RELEASE, *args))
+    assert controls.drops
+    assert controls.refusing is None, "what arrives while it drains is served after the load"
+    controls.released(None)
+    controls.ask(CallAsked(2, WAKE))
+    controls.ask(CallAsked(3, RESUME))
+    controls.ask(CallAsked(4, "is_unloaded"))
+    told = {reply.call_id: (reply.success, reply.message) for reply in controls.take_replies()}
+    assert told == {
+        1: (True, ""), 2: (True, ""), 3: (False, controls.refusing), 4: (True, "true"),
+    }  # fmt: skip
+    assert controls.refusing.startswith("the weights were dropped, and none are loaded; call")
+    assert (controls.standing, controls.frozen, controls.lacking) == ("unloaded", True, True)
+    for call_id, (done, standing) in enumerate(
+        [(Done(False, "x"), "unloaded"), (Done(True, "in part"), "unloaded"),
+         (Done(True, "all", whole=True), "serving")], 5,
+    ):  # fmt: skip
+        controls.ask(CallAsked(call_id, "update_weight_from_disk", ("x",)))
+        controls.ran(done)
+        assert controls.standing == standing
+    assert controls.refusing is None
+
+
+def test_a_word_on_keeping_the_weights_that_is_none_is_refused():
+    controls, answers = paused((RELEASE, None, "yes"))
+    assert answers == {1: (False, "drop_weights is true or false, not 'yes'")}
+    assert not controls.withholding
 
 
 @pytest.mark.parametrize("method", [RELEASE, WAKE])

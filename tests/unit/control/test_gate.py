@@ -29,13 +29,13 @@ def test_nothing_held_nothing_done():
     assert passed(SoloGroup(), Held()) == NOTHING
 
 
-@pytest.mark.parametrize("fact", ["flush", "release", "released"])
-def test_one_replica_s_flush_release_or_released_memory_concerns_all(fact):
+@pytest.mark.parametrize("fact", ["flush", "release", "lacking"])
+def test_one_replica_s_flush_release_or_lack_of_memory_concerns_all(fact):
     for held in product((False, True), repeat=3):
         gate = at_gate(*[Held(**{fact: mine}) for mine in held])
         assert gate == Passed(
             **{
-                **dict.fromkeys(("flush", "release", "released"), False),
+                **dict.fromkeys(("flush", "release", "lacking"), False),
                 "operation": None,
                 "internal": None,
                 fact: any(held),

@@ -7,6 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from drumline.contract.regions import Region
 from drumline.control.standing import (
+    UNLOADED,
     AbortAll,
     Asleep,
     CancelUnscheduled,
@@ -24,8 +25,11 @@ from drumline.control.standing import (
     Restore,
     ResumeAsked,
     Serving,
+    Unloaded,
     WakeAsked,
+    WeightsLoaded,
     WeightsLost,
+    dropped,
     frozen,
     gone,
     step,
@@ -104,6 +108,45 @@ TRANSITIONS = [
     (Asleep((W, KV)), WakeAsked(9), Serving(), (Restore((W, KV)), *OK)),
     (Asleep((W,)), WakeAsked(9, ()), Asleep((W,)), OK),
     (Asleep((W,)), Drained(), Asleep((W,)), ()),
+    (Serving(), ReleaseAsked(9, drops=True), Releasing(9, (W, KV), drops=True),
+     (CancelUnscheduled(),)),
+    (Serving(), ReleaseAsked(9, (KV,), True), Serving(),
+     refused("to drop the weights is to release them; the tags name kv_cache alone")),
+    (Asleep((W,)), ReleaseAsked(9, None, True), Asleep((W,)), refused("already released: weights")),
+    (Releasing(1, (W, KV), drops=True), Released(), Asleep((W, KV), True), (Reply(1, True),)),
+    (Releasing(1, (W, KV), drops=True), Released("full"), Serving(),
+     (Reply(1, False, "nothing was released: full"),)),
+    (Releasing(1, (W, KV), drops=True), ResumeAsked(9), Serving(),
+     (Reply(1, False, "resumed before the release drained"), *OK)),
+    (Asleep((W, KV), True), WakeAsked(9), Unloaded(), (Restore((W, KV)), *OK)),
+    (Asleep((W, KV), True), WakeAsked(9, (W,)), Asleep((KV,), True), (Restore((W,)), *OK)),
+    (Asleep((W, KV), True), ResumeAsked(9), Asleep((W, KV), True),
+     refused("memory is released (weights, kv_cache); call resume_memory_occupation first")),
+    (Asleep((KV,), True), WeightsLoaded(), Asleep((KV,)), ()),
+    (Asleep((KV,), True), WakeAsked(9), Unloaded(), (Restore((KV,)), *OK)),
+    (Asleep((KV,), True), ReleaseAsked(9, (W,)), Releasing(9, (W,), (KV,), dropped=True),
+     (CancelUnscheduled(),)),
+    (Releasing(1, (W,), (KV,), dropped=True), Released(), Asleep((W, KV), True),
+     (Reply(1, True),)),
+    (Releasing(1, (W,), (KV,), dropped=True), Released("full"), Asleep((KV,), True),
+     (Reply(1, False, "nothing was released: full"),)),
+    (Releasing(1, (W,), (KV,), dropped=True), WeightsLoaded(), Releasing(1, (W,), (KV,)), ()),
+    (Releasing(1, (W,), dropped=True), ResumeAsked(9), Releasing(1, (W,), dropped=True),
+     refused(UNLOADED)),
+    (Releasing(1, (W,), dropped=True), Released("full"), Unloaded(),
+     (Reply(1, False, "nothing was released: full"),)),
+    (Unloaded(), WeightsLoaded(), Serving(), ()),
+    (Unloaded(), PauseAsked(9, KEEP), Unloaded(), refused(UNLOADED)),
+    (Unloaded(), ResumeAsked(9), Unloaded(), refused(UNLOADED)),
+    (Unloaded(), WakeAsked(9), Unloaded(), OK),
+    (Unloaded(), WakeAsked(9, (KV,)), Unloaded(), refused("not released: kv_cache")),
+    (Unloaded(), ReleaseAsked(9), Releasing(9, (W, KV), dropped=True), (CancelUnscheduled(),)),
+    (Unloaded(), WeightsLost("gone"), Lost("gone"), ENDED),
+    (Paused(), WeightsLoaded(), Paused(), ()),
+    (Serving(), WeightsLoaded(), Serving(), ()),
+    (Kept(), WeightsLoaded(), Kept(), ()),
+    (Draining(1), WeightsLoaded(), Draining(1), ()),
+    (Lost("gone"), WeightsLoaded(), Lost("gone"), ()),
     (Serving(), WeightsLost("gone"), Lost("gone"), ENDED),
     (Kept(), WeightsLost("gone"), Lost("gone"), ENDED),
     (Draining(1), WeightsLost("gone"), Lost("gone"), (*ENDED, Reply(1, False, "gone"))),
@@ -133,6 +176,7 @@ class Standing(RuleBasedStateMachine):
         self.calls = 0
         self.waiting = set()
         self.away = set()
+        self.empty = False
 
     def apply(self, event):
         self.state, effects = step(self.state, event)
@@ -156,9 +200,10 @@ class Standing(RuleBasedStateMachine):
     def resume(self):
         self.ask(ResumeAsked)
 
-    @rule(regions=st.none() | st.sets(st.sampled_from(Region)))
-    def release(self, regions):
-        self.ask(ReleaseAsked, None if regions is None else tuple(sorted(regions, reverse=True)))
+    @rule(regions=st.none() | st.sets(st.sampled_from(Region)), drops=st.booleans())
+    def release(self, regions, drops):
+        named = None if regions is None else tuple(sorted(regions, reverse=True))
+        self.ask(ReleaseAsked, named, drops)
 
     @rule(regions=st.none() | st.sets(st.sampled_from(Region)))
     def wake(self, regions):
@@ -174,7 +219,13 @@ class Standing(RuleBasedStateMachine):
         if fault is None:
             assert self.away.isdisjoint(self.state.regions)
             self.away.update(self.state.regions)
+            self.empty |= self.state.drops
         self.apply(Released(fault))
+
+    @rule()
+    def weights_loaded(self):
+        self.empty = False
+        self.apply(WeightsLoaded())
 
     @rule()
     def weights_lost(self):
@@ -190,6 +241,12 @@ class Standing(RuleBasedStateMachine):
         assert set(gone(self.state)) == self.away
         assert frozen(self.state) or not self.away
         assert not isinstance(self.state, Asleep) or self.state.gone
+
+    @invariant()
+    def without_weights_nothing_runs(self):
+        if not isinstance(self.state, Lost):
+            assert dropped(self.state) is self.empty
+            assert frozen(self.state) or not self.empty
 
 
 TestStanding = Standing.TestCase

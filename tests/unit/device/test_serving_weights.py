@@ -188,6 +188,33 @@ def test_an_update_comes_while_the_kv_cache_is_away(rig):
     assert len(rig.generate(1, "a", PROMPT, 3)) == 3
 
 
+@pytest.mark.parametrize("policy", WeightUpdatePolicy)
+def test_weights_that_were_dropped_come_again_one_by_one_or_from_a_disk(made, checkpoint, policy):
+    directory = checkpoint("llama, tied")[1]
+    rig = made(directory, weight_update_policy=policy)
+    before = rig.generate(1, "a", PROMPT, 8)
+    stored = safetensors.torch.load_file(directory / "model.safetensors")
+    assert rig.plane.absent_weight() is None
+    rig.plane.drop_weights()
+    assert rig.plane.open_weights(DiskWeights(str(directory))).startswith("the weights are rel")
+    rig.plane.restore_memory((Region.WEIGHTS,))
+    told = rig.plane.read_weight(QUERY, 1)
+    assert told == f"{QUERY} was dropped with all weights, and was not loaded since"
+    names = sorted(stored, reverse=True)
+    for name in names:
+        assert rig.plane.absent_weight() is not None
+        given = HEAD if name == EMBEDDING else name
+        take(rig.plane, TensorWeights(safetensors.torch.save({given: stored[name]})))
+        assert torch.equal(rows(rig.plane, name, 1000), stored[name])
+    assert rig.plane.absent_weight() is None
+    assert rig.generate(2, "b", PROMPT, 8) == before
+    rig.plane.drop_weights()
+    rig.plane.restore_memory((Region.WEIGHTS,))
+    take(rig.plane, DiskWeights(str(directory)))
+    assert rig.plane.absent_weight() is None
+    assert rig.generate(3, "c", PROMPT, 8) == before
+
+
 def test_tied_embeddings_are_one_weight_of_two_names_that_must_not_differ(made, checkpoint):
     rig = made(checkpoint("llama, tied")[1])
     new = OTHERS[EMBEDDING]

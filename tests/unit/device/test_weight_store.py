@@ -54,6 +54,24 @@ def test_weights_come_back_bit_for_bit_to_where_they_were(dtype):
 
 
 @linux
+def test_weights_that_are_dropped_leave_blank_memory_where_they_were():
+    store, weights = filled()
+    places = [weight.data_ptr() for weight in weights]
+    before = resident()
+    store.drop()
+    assert before - resident() > 150 * MIB
+    assert store.away
+    store.restore()
+    assert not store.away
+    assert not any(weight.any() for weight in weights)
+    assert [weight.data_ptr() for weight in weights] == places
+    weights[1].fill_(3)
+    store.offload()
+    store.restore()
+    assert weights[1].eq(3).all()
+
+
+@linux
 def test_weights_that_find_no_room_stay_where_they_are(monkeypatch):
     store, weights = filled()
     kept = weights[1].clone()

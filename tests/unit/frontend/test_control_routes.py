@@ -133,15 +133,34 @@ async def test_is_sleeping_says_so_where_any_engine_is(embedded):
 
 
 @run
-async def test_a_sleep_that_would_lose_the_weights_is_refused_by_name(embedded):
+async def test_a_sleep_that_keeps_no_weights_leaves_the_server_unready_until_others_are_loaded(
+    embedded,
+):
+    async with served(embedded, engines=2) as it:
+        told = {"is_unloaded": "true"}
+        for fake in it.fakes:
+            fake.on_call = lambda method, *args: (True, told.get(method, ""))
+        assert (await it.http.post("/sleep?level=2")).json() == OK
+        assert it.fake.calls == [("release_memory_occupation", None, True)]
+        for after in ("true", "false"):
+            ready = await it.http.get("/readiness")
+            assert (ready.status_code, ready.json()["status"]) == (503, "not ready")
+            assert "the weights were dropped" in ready.json()["reason"]
+            assert (await it.http.get("/health")).status_code == 200
+            # A load of some weights, then one of all.
+            told["is_unloaded"] = after
+            loaded = await it.http.post("/update_weights_from_disk", json={"model_path": "x"})
+            assert loaded.json() == OK
+        assert (await it.http.get("/readiness")).status_code == 200
+
+
+@pytest.mark.parametrize("level", [0, 3])
+@run
+async def test_a_level_of_sleep_that_there_is_not_is_refused_by_name(embedded, level):
     async with served(embedded) as it:
-        reply = await it.http.post("/sleep?level=0")
-        told = "level 0 is not supported: level 1 gives back the memory"
-        assert (reply.status_code, reply.json()["error"]["param"]) == (501, "level")
-        assert reply.json()["error"]["message"].startswith(told)
-        reply = await it.http.post("/sleep?level=2")
-        assert reply.status_code == 501
-        assert reply.json()["error"]["message"].startswith("level 2 is not supported: it drops")
+        reply = await it.http.post(f"/sleep?level={level}")
+        assert reply.status_code == 400
+        assert "$.level" in reply.json()["error"]["message"]
         assert it.fake.calls == []
 
 

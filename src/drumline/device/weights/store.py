@@ -30,7 +30,7 @@ class _File(Protocol):
 class WeightStore:
     """The memory of one set of weights."""
 
-    __slots__ = ("_device", "_dtype", "_file", "_free", "_pieces", "_used")
+    __slots__ = ("_device", "_dtype", "_file", "_free", "_pieces", "_used", "away")
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         """Make a store without any; weights of `dtype` will lie in it."""
@@ -41,12 +41,9 @@ class WeightStore:
         """How many bytes of each piece are given out."""
         self._free = 0
         self._file: _File | None = None
-        """What the weights are kept in while their memory is away."""
-
-    @property
-    def away(self) -> bool:
+        """What the weights are kept in while their memory is away; None if nothing is kept."""
+        self.away = False
         """Whether the memory is given back."""
-        return self._file is not None
 
     @property
     def device(self) -> torch.device:
@@ -95,18 +92,28 @@ class WeightStore:
         except OSError:
             file.close()
             raise
-        for piece in self._pieces:
-            piece.give_back()
+        self.drop()
         self._file = file
 
+    def drop(self) -> None:
+        """Give the memory back, and keep nothing of the weights."""
+        for piece in self._pieces:
+            piece.give_back()
+        self.away = True
+
     def restore(self) -> None:
-        """Bring the weights back. Raises InvariantError when they cannot be read any more."""
-        file = self._file
-        if file is None:
+        """Bring the weights back, or where they were dropped the memory alone, all zeros.
+
+        Raises InvariantError when they cannot be read any more.
+        """
+        if not self.away:
             raise InvariantError("weights are restored that are not away")
+        self.away = False
+        file, self._file = self._file, None
+        if file is None:
+            return
         file.seek(0)
         for piece, used in zip(self._pieces, self._used, strict=True):
             if file.readinto(piece.first(used)) != used:
                 raise InvariantError("the file that kept the weights is cut short")
         file.close()
-        self._file = None

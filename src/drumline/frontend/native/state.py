@@ -114,10 +114,13 @@ class State:
     async def readiness(self, scope: Scope, reply: Reply) -> None:
         """Answer whether requests that come now will be served."""
         health = health_of(self._service)
-        if health.ok:
+        reason = health.reason
+        if health.ok and self._service.engine.unloaded:
+            reason = "the weights were dropped by a sleep, and others are still to be loaded"
+        if reason is None:
             await reply.body(_encode(Probe("ready", models=self._service.model_names)))
         else:
-            await reply.body(_encode(Probe("not ready", health.reason)), status=503)
+            await reply.body(_encode(Probe("not ready", reason)), status=503)
 
     async def generated(self, scope: Scope, reply: Reply) -> None:
         """Answer once every engine made a token for this very request."""

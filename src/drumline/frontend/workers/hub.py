@@ -216,6 +216,7 @@ class Hub:
             engine.weight_version,
             engine.weight_path,
             engine.weights_lost,
+            engine.unloaded,
         )
 
     def _tell_all(self) -> None:

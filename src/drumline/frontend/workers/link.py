@@ -79,6 +79,7 @@ class SharedLink:
         self.weight_version = "default"
         self.weight_path: str | None = None
         self.weights_lost: str | None = None
+        self.unloaded = False
         self.control = SharedControl(self, control_s)
         self._live: LiveRequests | None = None
         self._registry: CollectorRegistry | None = None
@@ -170,6 +171,7 @@ class SharedLink:
                 self.weight_version = message.weight_version
                 self.weight_path = message.weight_path
                 self.weights_lost = message.weights_lost
+                self.unloaded = message.unloaded
             case Asking():
                 self._answer(message.number, message.question)
             case Drain():
@@ -234,8 +236,8 @@ class SharedControl:
     async def paused(self) -> bool:
         return bool(await self._asked("paused"))
 
-    async def release(self, tags: list[str] | None) -> Outcome:
-        return await self._outcome("release", tags)
+    async def release(self, tags: list[str] | None, *, drops: bool = False) -> Outcome:
+        return await self._outcome("release", tags, drops=drops)
 
     async def wake(self, tags: list[str] | None) -> Outcome:
         return await self._outcome("wake", tags)

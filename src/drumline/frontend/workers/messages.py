@@ -135,6 +135,7 @@ class Standing(Struct, array_like=True, tag=True):
     weight_version: str = ""
     weight_path: str | None = None
     weights_lost: str | None = None
+    unloaded: bool = False
 
 
 class Drain(Struct, array_like=True, tag=True):
