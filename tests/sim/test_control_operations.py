@@ -126,7 +126,7 @@ def test_a_keep_pause_under_load_is_answered_within_two_rounds(depth, waiting):
     sim.call(1, PAUSE, "keep")
     sim.run(2)
     assert said(sim) == {1: (True, "")}
-    assert not sim.loop._in_flight
+    assert not sim.loop._forwards
     sim.call(2, RESUME)
     sim.run_until_idle()
     sim.check_drained()

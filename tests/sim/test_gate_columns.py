@@ -33,9 +33,10 @@ class Holding:
         self.facts = facts
         self.passed = []
         self.error = None
-        self._gate = sim.loop._gate
+        agreements = sim.loop._agreements
+        self._gate = agreements.gate
         self._round = sim.loop.round
-        sim.loop._held, sim.loop._gate, sim.loop.round = self.held, self.gate, self.round
+        agreements._held, agreements.gate, sim.loop.round = self.held, self.gate, self.round
 
     def held(self):
         """Return what the real loop would hold, and what is put in."""
@@ -45,12 +46,12 @@ class Holding:
         flush = self.sim.loop._controls.flush_wanted
         return replace(Held(flush=flush, operation=operation), **self.facts(now))
 
-    def gate(self):
-        gate = self._gate()
+    def gate(self, now_us):
+        gate, effects = self._gate(now_us)
         self.passed.append(gate)
         if gate.operation is not None:
             assert self.queue.pop(0)[1] is gate.operation
-        return gate
+        return gate, effects
 
     def round(self, stop):
         try:

@@ -152,7 +152,7 @@ def test_settings_change_on_all_ranks_in_one_round_and_no_answer_changes(seed):
             changed.setdefault(rank, []).append((sim.loop._relay.round, changes))
             return adjust(changes)
 
-        sim.loop._scheduler = Watched(sim.scheduler, noted)
+        sim.loop._agreements._scheduler = Watched(sim.scheduler, noted)
 
     fleet = play(Scenario(layout, 1, SPECS, (0,) * layout.size, tuple(asked), acts), seed, plant)
     fleet.check()

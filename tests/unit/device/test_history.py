@@ -106,7 +106,8 @@ def test_no_more_is_seeded_than_the_model_looks_back(model):
         return execute(plan, dispatch)
 
     rank.plane = None
-    rank.loop._data_plane = _Noting(rank.loop._data_plane, noting)
+    forwards = rank.loop._forwards
+    forwards._data_plane = _Noting(forwards._data_plane, noting)
     for time in range(2):
         rank.submit(f"{time}", PROMPTS[3], GREEDY, max_new_tokens=TOKENS)
         rank.finish()
