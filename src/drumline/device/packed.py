@@ -10,11 +10,12 @@ import ctypes
 from collections.abc import Sequence
 
 import torch
+from msgspec import Struct
 from torch import Tensor
 
 from drumline.core.gguf_file import BLOCKS, TensorType
 from drumline.device.kernels.native import BYTES, NIBBLES, Machine, Matrix
-from drumline.device.weights.source import StoredBlocks
+from drumline.device.weights.source import Cut, StoredBlocks
 from drumline.device.weights.store import WeightStore
 
 GROUP = 32
@@ -75,12 +76,40 @@ class PackedLinear:
             )
             first += len(part.offsets)
 
+    def unpacked(self, first: int, count: int) -> Tensor:
+        """Return the weights of `count` outputs from `first` on as floats, `[count, inputs]`."""
+        rows = torch.arange(first, first + count)
+        if self.matrix.paired:
+            # Groups of the first half alternate with those of the second.
+            half = self.matrix.rows // 2
+            rows = (rows % half // GROUP * 2 + rows // half) * GROUP + rows % GROUP
+        return PackedEmbedding(self)(rows)
+
     def __call__(self, x: Tensor) -> Tensor:
         x = x.contiguous()
         out = torch.empty((len(x), self.matrix.rows))
         matrix = ctypes.byref(self.matrix)
         self.machine.run("linear", matrix, x.data_ptr(), len(x), out.data_ptr())
         return out
+
+
+class PackedRows(Struct, frozen=True, eq=False):
+    """A weight, or the part of it that this rank holds, among a layer's outputs."""
+
+    layer: PackedLinear
+    start: int
+    count: int
+    cut: Cut | None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the whole weight."""
+        own = self.count, int(self.layer.matrix.columns)
+        return own if self.cut is None else self.cut.stored(own)
+
+    def first(self, rows: int) -> Tensor:
+        """Return the first of this rank's rows as float32, `rows` at most."""
+        return self.layer.unpacked(self.start, min(rows, self.count))
 
 
 class PackedEmbedding:

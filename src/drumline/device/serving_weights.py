@@ -195,12 +195,12 @@ class ServingWeights:
         if self.store.away:
             return _RELEASED
         try:
-            place = self._place(name)
+            place = self._live.packed.get(name) or self._place(name)
         except RefusedError as error:
             return str(error)
         if name in self._absent:
             return f"{name} was dropped with all weights, and was not loaded since"
-        shape, cut, out = place.shape, place.cut, place.out
+        shape, cut = place.shape, place.cut
         values = min(count, shape[0]) * (shape[1] if len(shape) > 1 else 1)
         if values > _MOST_VALUES:
             return (
@@ -208,7 +208,7 @@ class ServingWeights:
                 f"{_MOST_VALUES} are told, so ask for fewer with truncate_size"
             )
         first = cut.span.start if cut is not None and cut.dim == 0 else 0
-        shown = out[: max(0, min(count, shape[0]) - first)].float().contiguous()
+        shown = place.first(max(0, min(count, shape[0]) - first)).contiguous()
         data = shown.numpy().tobytes()
         if cut is None:
             return WeightRows(shape, data)
@@ -228,8 +228,8 @@ class ServingWeights:
         place = places.get(name)
         if name in self._live.packed:
             raise RefusedError(
-                f"{name} stays in the small integers that its file has, which are neither written "
-                "nor read by name; start with --quantization none"
+                f"{name} stays in the small integers that its file has, and floats would have to "
+                "be rounded to such; start with --quantization none, or update from a disk"
             )
         if place is None:
             close = difflib.get_close_matches(name, places, 1)

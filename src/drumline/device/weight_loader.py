@@ -22,6 +22,7 @@ from drumline.device.models.config import DecoderConfig
 from drumline.device.models.decoder import Decoder, weight_count
 from drumline.device.models.loading import load_decoder
 from drumline.device.models.shard import shard_of
+from drumline.device.packed import PackedRows
 from drumline.device.parallel import TensorGroup
 from drumline.device.weights.gguf import ROPE_FACTORS
 from drumline.device.weights.places import Noted, Place
@@ -44,8 +45,8 @@ class Loaded(Struct, frozen=True, eq=False):
     decoder: Decoder
     store: WeightStore
     places: dict[str, Place]
-    packed: frozenset[str] = frozenset()
-    """Weights without a place, as they stayed small integers."""
+    packed: dict[str, PackedRows]
+    """The weights that stayed small integers, which are read and not written."""
 
 
 class WeightLoader:
@@ -82,7 +83,7 @@ class WeightLoader:
         store = WeightStore(self._dtype, self._device)
         source = Noted(checkpoint.weights)
         with _threads(self._count):
-            decoder = load_decoder(
+            decoder, packed = load_decoder(
                 self._config,
                 source,
                 self._backend,
@@ -93,10 +94,9 @@ class WeightLoader:
         places = source.places
         # No weight, but what goes into a table that is made of it.
         places.pop(ROPE_FACTORS, None)
-        packed = frozenset(source.packed - places.keys())
         if self._config.tied_embeddings:
             if _EMBEDDING in packed:
-                packed |= {_HEAD}
+                packed[_HEAD] = packed[_EMBEDDING]
             else:
                 places[_HEAD] = places[_EMBEDDING]
         return Loaded(decoder, store, places, packed)

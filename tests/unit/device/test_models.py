@@ -33,7 +33,7 @@ class Loaded:
         self.config = config = opened.config
         cpu = torch.device("cpu")
         group = group or Alone()
-        self.decoder = load_decoder(
+        self.decoder, _ = load_decoder(
             config, opened.weights, backend, WeightStore(torch.float32, cpu), group
         )
         pool = KvPool(

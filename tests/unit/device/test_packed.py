@@ -1,20 +1,23 @@
 """Weights that stay small integers, one layer at a time and a whole decoder in one call."""
 
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from drumline.contract.weights import TensorWeights
 from drumline.core.config import Config, ModelConfig
 from drumline.core.gguf_file import TensorType, read_gguf
 from drumline.core.model_files import find_model
 from drumline.device.kernels.native import Machine, find_kernels
 from drumline.device.kernels.trial import tried
 from drumline.device.layers import Backend, TorchLinear
+from drumline.device.models.checkpoint import open_checkpoint
+from drumline.device.models.loading import load_decoder
 from drumline.device.native_attention import NativeAttention
 from drumline.device.packed import PackedEmbedding, PackedLinear
 from drumline.device.parallel import Alone
@@ -25,6 +28,7 @@ from drumline.device.weights.store import WeightStore
 from .conftest import Rig
 from .test_models import PROMPT, Loaded
 from .test_parallel import groups
+from .test_serving_weights import seated, together
 from .test_weights import write_gguf
 
 KINDS = [TensorType.Q4_0, TensorType.Q4_1, TensorType.Q8_0]
@@ -286,25 +290,40 @@ def test_ranks_that_share_packed_weights_return_the_same_bits_near_the_whole_mod
     assert apart(first, expected) < 0.02
 
 
-def test_a_packed_weight_is_no_tensor_to_be_read_or_written_by_name(wide):
+@pytest.mark.parametrize("family", ["llama", "llama, tied", "qwen2"])
+@pytest.mark.parametrize("size", [1, 2])
+def test_packed_weights_are_told_by_name_as_the_floats_they_stand_for(wide, machine, family, size):
+    path = wide(family)
+    members = [seated(path, index, size, native(machine)) for index in range(size)]
+    opened = open_checkpoint(find_model(str(path)))
+    names = {*members[0]._live.packed, *members[0]._live.places}
+    assert NAME in members[0]._live.packed
+    assert len(names) == 3 * 9 + 3 + 3 * 3 * (family == "qwen2")
+    for name in names:
+        shape = members[0].rows(name, 1).shape
+        expected = torch.empty(shape)
+        tied = family == "llama, tied" and name == "lm_head.weight"
+        opened.weights.read("model.embed_tokens.weight" if tied else name, expected)
+        assert torch.equal(together(members, name, 1000), expected), name
+        assert torch.equal(together(members, name, 37), expected[:37]), name
+
+
+def test_a_packed_weight_is_not_written_by_name(wide):
     device = Rig(Config(model=ModelConfig(model=str(wide("llama")))))
     try:
-        weights = device.built.handle.weights
-        assert "--quantization none" in device.thread.call(partial(weights.rows, NAME, 1))
-        norm = device.thread.call(partial(weights.rows, "model.norm.weight", 1))
-        assert norm.shape == (64,)
+        update = TensorWeights(safetensors.torch.save({NAME: torch.zeros(64, 64)}))
+        fault = device.plane.open_weights(update)
+        assert fault.endswith("start with --quantization none, or update from a disk")
+        assert device.plane.read_weight(NAME, 3).shape == (64, 64)
     finally:
         device.plane.shutdown()
 
 
 def test_weights_that_were_away_are_where_the_kernels_look_for_them(wide, machine):
-    from drumline.device.models.checkpoint import open_checkpoint  # noqa: PLC0415
-    from drumline.device.models.loading import load_decoder  # noqa: PLC0415
-
     whole = Whole(wide("llama"), machine)
     opened = open_checkpoint(find_model(str(wide("llama"))))
     store = WeightStore(torch.float32, CPU)
-    whole.decoder = load_decoder(opened.config, opened.weights, native(machine), store)
+    whole.decoder, _ = load_decoder(opened.config, opened.weights, native(machine), store)
     expected = whole.feed([1], [0], [PROMPT])
     store.offload()
     store.restore()

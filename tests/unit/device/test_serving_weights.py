@@ -252,12 +252,15 @@ class Computing:
         self.model = model
 
 
-def seated(directory, index, size):
+REFERENCE = Backend("torch", TorchLinear, TorchAttention)
+
+
+def seated(directory, index, size, backend=REFERENCE):
     """Return the weights of one rank of several."""
     opened = open_checkpoint(find_model(str(directory)))
     loader = WeightLoader(
         opened.config,
-        Backend("torch", TorchLinear, TorchAttention),
+        backend,
         torch.float32,
         torch.device("cpu"),
         Seat(index, size),

@@ -29,7 +29,7 @@ from drumline.device.models.config import DecoderConfig, LinearRope, Llama3Rope
 from drumline.device.models.decoder import Decoder, DecoderLayer, SelfAttention
 from drumline.device.models.shard import Shard, shard_of
 from drumline.device.native_attention import fits
-from drumline.device.packed import GROUP, PackedEmbedding, PackedLinear, packable
+from drumline.device.packed import GROUP, PackedEmbedding, PackedLinear, PackedRows, packable
 from drumline.device.parallel import Alone, TensorGroup
 from drumline.device.program import LayerWeights, ModelWeights, Program
 from drumline.device.weights.gguf import ROPE_FACTORS
@@ -55,6 +55,8 @@ class _Loader:
         self._store = store
         self.unpacked: list[str] = []
         """Matrices that became floats, though the kernels compute small integers."""
+        self.packed: dict[str, PackedRows] = {}
+        """Where the weights are that did not."""
 
     def rows(self, names: list[str], spans: list[Span], *columns: int) -> Tensor:
         """Return the named tensors' rows, one below the other."""
@@ -123,7 +125,13 @@ class _Loader:
         if len(held) < len(parts) or not packable(held):
             self.unpacked.extend(name for name, _, _ in parts)
             return None
-        return PackedLinear(machine, held, bias, self._store, paired=paired)
+        layer = PackedLinear(machine, held, bias, self._store, paired=paired)
+        first = 0
+        for name, (count, _), cut in parts:
+            own = None if len(cut.span) == cut.span.whole else cut
+            self.packed[f"{name}.weight"] = PackedRows(layer, first, count, own)
+            first += count
+        return layer
 
 
 def _named(names: list[str], spans: list[Span]) -> Iterator[tuple[str, Span]]:
@@ -149,11 +157,12 @@ def load_decoder(
     store: WeightStore,
     group: TensorGroup | None = None,
     apportioned: Apportioned = whole,
-) -> Decoder:
+) -> tuple[Decoder, dict[str, PackedRows]]:
     """Build this rank's part of the decoder from a checkpoint, its weights in `store`.
 
-    Without a `group` that is all of it. No second copy of a weight is kept. Raises
-    ConfigError naming the file of a missing or misshapen tensor.
+    Without a `group` that is all of it. No second copy of a weight is kept. Returned with it
+    are the weights that were packed, by their names. Raises ConfigError naming the file of a
+    missing or misshapen tensor.
     """
     group = group or Alone()
     shard = shard_of(config, group.index, group.size)
@@ -201,7 +210,7 @@ def load_decoder(
             len(load.unpacked),
             load.unpacked[0],
         )
-    return Decoder(
+    decoder = Decoder(
         load.embedding(embedding, shard.vocab),
         [_layer(config, shard, index, parts) for index, parts in enumerate(layers)],
         top_norm,
@@ -210,6 +219,7 @@ def load_decoder(
         apportioned,
         program,
     )
+    return decoder, load.packed
 
 
 def _layer(config: DecoderConfig, shard: Shard, index: int, parts: _LayerParts) -> DecoderLayer:

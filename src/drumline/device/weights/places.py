@@ -20,6 +20,10 @@ class Place(Struct, frozen=True, eq=False):
         """The shape of the whole weight."""
         return stored_shape(self.out, self.cut)
 
+    def first(self, rows: int) -> Tensor:
+        """Return the first of this rank's rows as float32, `rows` at most."""
+        return self.out[:rows].float()
+
     def part(self, whole: Tensor) -> Tensor:
         """Return what of the whole weight belongs here."""
         if self.cut is None:
@@ -30,13 +34,11 @@ class Place(Struct, frozen=True, eq=False):
 class Noted:
     """A source of weights that notes where each was read to."""
 
-    __slots__ = ("_source", "packed", "places")
+    __slots__ = ("_source", "places")
 
     def __init__(self, source: WeightSource) -> None:
         self._source = source
         self.places: dict[str, Place] = {}
-        self.packed: set[str] = set()
-        """Weights that were read as blocks, and may have been packed: they have no place then."""
 
     def has(self, name: str) -> bool:
         return self._source.has(name)
@@ -48,10 +50,7 @@ class Noted:
     def blocks(
         self, name: str, shape: tuple[int, int], cut: Cut | None = None
     ) -> StoredBlocks | None:
-        found = self._source.blocks(name, shape, cut)
-        if found is not None:
-            self.packed.add(name)
-        return found
+        return self._source.blocks(name, shape, cut)
 
     def spared_bytes(self, itemsize: int) -> int:
         return self._source.spared_bytes(itemsize)
