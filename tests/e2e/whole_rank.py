@@ -114,7 +114,7 @@ class Rank:
         assert self.scheduler.active_pages() == 0
         retraction = self.scheduler._retraction
         assert len(retraction) == 0
-        assert retraction._snapshots.empty == self.specs.num_snapshot_pages - 1
+        assert retraction._snapshots.pool.empty == self.specs.num_snapshot_pages - 1
 
     def close(self):
         self.plane.shutdown()

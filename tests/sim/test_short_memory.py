@@ -78,8 +78,8 @@ class Engine:
         assert scheduler.sizes().retracted == 0
         assert len(scheduler._retraction) == 0
         snapshots = scheduler._retraction._snapshots
-        assert snapshots.empty == self.sim.specs.num_snapshot_pages - 1
-        assert len(scheduler._retraction._slots) == self.sim.specs.max_retracted_requests
+        assert snapshots.pool.empty == self.sim.specs.num_snapshot_pages - 1
+        assert len(snapshots.slots) == self.sim.specs.max_retracted_requests
 
 
 @pytest.mark.parametrize("depth", DEPTHS)
@@ -256,7 +256,7 @@ def test_a_census_counts_what_blocks_say_so_that_a_lost_page_shows():
     census = scheduler.census()
     assert census.device.active == scheduler.active_pages() > 0
     assert (census.device.lost, census.snapshot.lost) == (0, 0)
-    scheduler._pool._free.take(3)
+    scheduler._pool._parents.free.take(3)
     assert scheduler.census().device.lost == 3
 
 

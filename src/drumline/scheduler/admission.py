@@ -13,17 +13,17 @@ carried is there only behind a forward, a chunk stops at it for a state group's 
 from enum import IntEnum
 
 import numpy as np
-from msgspec import Struct
 
 from drumline.core.config import Role
 from drumline.core.errors import InvariantError
 from drumline.scheduler.blocks import BlockPool
+from drumline.scheduler.chunk import Chunk
 from drumline.scheduler.config import PREPAID_TOKENS, SchedulerConfig
 from drumline.scheduler.draft import Draft
-from drumline.scheduler.host import HostTier
 from drumline.scheduler.index import ZERO, IndexArray
 from drumline.scheduler.lifecycle import Move, State
 from drumline.scheduler.line import Line
+from drumline.scheduler.loads import Loads
 from drumline.scheduler.match import NO_MATCH, Match
 from drumline.scheduler.matching import Matcher
 from drumline.scheduler.publication import Publication
@@ -33,20 +33,6 @@ from drumline.scheduler.rows import Rows
 from drumline.scheduler.states import StateSlots
 from drumline.scheduler.storage.tier import StorageTier
 from drumline.scheduler.tables import BlockTables
-
-
-class Chunk(Struct, frozen=True, eq=False):
-    """A piece of a prompt in a batch: `tokens` tokens behind the first `start`."""
-
-    request: Request
-    start: int
-    tokens: int
-
-    @property
-    def next_id(self) -> int:
-        """The prompt token behind it, -1 if it is the last chunk."""
-        end = self.start + self.tokens
-        return int(self.request.tokens[end]) if end < self.request.prompt_tokens else -1
 
 
 class Verdict(IntEnum):
@@ -68,7 +54,7 @@ class Admission:
         "_config",
         "_epoch",
         "_fresh",
-        "_host",
+        "_loads",
         "_matcher",
         "_open",
         "_pool",
@@ -96,7 +82,7 @@ class Admission:
         states: StateSlots,
         matcher: Matcher,
         publication: Publication,
-        host: HostTier,
+        loads: Loads,
         storage: StorageTier | None,
         receiving: Receiving | None,
     ) -> None:
@@ -115,7 +101,7 @@ class Admission:
         self._tables = tables
         self._states = states
         self._matcher = matcher
-        self._host = host
+        self._loads = loads
         self._publication = publication
         self.line = Line(priorities=config.priorities, patience=config.patience)
         self._open: Request | None = None
@@ -258,7 +244,7 @@ class Admission:
         draft.bind(row, self._rows.generation_of[row], request.rid)
         if match.host:
             self._publication.name_loaded(request, match.pages)
-            self._host.place(match, request.digests)
+            self._loads.place(match, request.digests)
         self._tables.open(row, match, targets, draft)
         if self._states:
             self._open_states(row, match, draft)
@@ -288,7 +274,7 @@ class Admission:
             needs += self._states.needs(self._carried(match))
         if match.host or match.host_tails:
             # Making room may send pages to the host tier, where these must not make theirs.
-            self._host.hold(match)
+            self._loads.hold(match)
         if match.host:
             needs = [need + load for need, load in zip(needs, match.loads, strict=True)]
         if self._pool.make_room(needs):
@@ -296,7 +282,7 @@ class Admission:
         for blocks in held:
             self._pool.release(blocks)
         if match.host or match.host_tails:
-            self._host.let_go(match)
+            self._loads.let_go(match)
         return None
 
     def _carried(self, match: Match) -> list[int]:
@@ -326,7 +312,7 @@ class Admission:
                 first, last = self._tables.partial(group, match.tokens)
                 tail.append(table[row, first:last])
             tail += [np.array([block]) for block in self._states.read(row)]
-        self._host.load(match, tail, request.digests, request.sequence, draft)
+        self._loads.load(match, tail, request.digests, request.sequence, draft)
 
     def _chunk_tokens(self, request: Request, start: int, budget: int) -> int:
         """Return how many of a prompt's tokens behind the first `start` its next chunk has."""

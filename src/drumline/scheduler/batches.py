@@ -4,7 +4,7 @@ import numpy as np
 
 from drumline.contract.arrays import IntArray
 from drumline.contract.plan import Batch
-from drumline.scheduler.admission import Chunk
+from drumline.scheduler.chunk import Chunk
 from drumline.scheduler.decoding import Decodes
 from drumline.scheduler.rows import Rows
 

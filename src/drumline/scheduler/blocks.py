@@ -11,7 +11,6 @@ last are given up in eviction order when room is needed. The pool does not know
 what a cached block holds: it tells `forget` which ones it gives up.
 """
 
-from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -22,55 +21,10 @@ from drumline.contract.specs import CacheGroup
 from drumline.core.errors import InvariantError
 from drumline.scheduler.eviction import EvictionOrder
 from drumline.scheduler.index import ONE, ZERO, IndexArray, blank, every, some
+from drumline.scheduler.parents import Parents, Trial
 
 FULL_HISTORY = 2
 """Eviction rank of blocks that carry history, behind those that only mark a boundary."""
-
-
-class FreeList:
-    """Parent ids, first in first out, in a ring that is never reallocated."""
-
-    __slots__ = ("_count", "_head", "_ring")
-
-    def __init__(self, capacity: int) -> None:
-        self._ring = np.arange(1, capacity + 1)
-        self._head = 0
-        self._count = capacity
-
-    def __len__(self) -> int:
-        return self._count
-
-    def take(self, count: int) -> IndexArray:
-        """Remove and return the `count` ids that are free the longest."""
-        head, size = self._head, len(self._ring)
-        end = head + count
-        if end <= size:
-            taken = self._ring[head:end].copy()
-        else:
-            taken = np.concatenate((self._ring[head:], self._ring[: end - size]))
-        self._head = end % size
-        self._count -= count
-        return taken
-
-    def take_one(self) -> int:
-        """Remove and return the id that is free the longest."""
-        head = self._head
-        self._head = head + 1 if head + 1 < len(self._ring) else 0
-        self._count -= 1
-        return self._ring.item(head)
-
-    def put(self, ids: IndexArray) -> None:
-        """Append `ids`."""
-        size, count = len(self._ring), len(ids)
-        start = (self._head + self._count) % size
-        first = min(count, size - start)
-        self._ring[start : start + first] = ids[:first]
-        self._ring[: count - first] = ids[first:]
-        self._count += count
-
-    def ids(self) -> IndexArray:
-        """Return a copy of what is free, the longest free first."""
-        return np.roll(self._ring, -self._head)[: self._count]
 
 
 class BlockPool:
@@ -78,17 +32,12 @@ class BlockPool:
 
     __slots__ = (
         "_forget",
-        "_free",
-        "_mask",
         "_order",
-        "_owner",
-        "_partial",
-        "_used",
+        "_parents",
         "base",
         "epoch",
         "evictable",
         "group_of",
-        "loose",
         "node",
         "num_parents",
         "packing",
@@ -121,23 +70,15 @@ class BlockPool:
         self.releases = 0
         """Grows whenever blocks become free or evictable; waiting for room watches it."""
         self._forget = forget
-        self._free = FreeList(num_parents - 1)
+        self._parents = Parents(self.packing, num_parents)
         self._order = EvictionOrder(depth, self._live)
-        # Of packed groups only: a parent's owner, how many of its blocks are out, which
-        # are not (bits), and the group's parents with room, by blocks out.
-        self._owner = [-1] * num_parents
-        self._used = [0] * num_parents
-        self._mask = [0] * num_parents
-        self._partial: list[list[list[int]]] = [[[] for _ in range(k)] for k in self.packing]
-        self.loose = [0] * len(groups)
-        """Free blocks of a packed group inside parents it owns."""
 
     # -- what there is ------------------------------------------------------------
 
     @property
     def empty(self) -> int:
         """Parents that hold nothing."""
-        return len(self._free)
+        return len(self._parents.free)
 
     def pages(self, group: int, blocks: IndexArray) -> IntArray:
         """Return the group's own page ids of `blocks`, as plans carry them; null stays null."""
@@ -154,11 +95,7 @@ class BlockPool:
 
     def fits(self, needs: Sequence[int]) -> bool:
         """Whether `needs[g]` blocks of every group can be taken without giving up any."""
-        parents = 0
-        for need, loose, packing in zip(needs, self.loose, self.packing, strict=True):
-            if need > loose:
-                parents += -((loose - need) // packing)
-        return parents <= len(self._free)
+        return self._parents.fits(needs)
 
     # -- taking and giving back ---------------------------------------------------
 
@@ -169,7 +106,7 @@ class BlockPool:
         if not self.evictable:
             return False
         if len(self.packing) == 1 and self.packing[0] == 1:
-            short = needs[0] - len(self._free)
+            short = needs[0] - len(self._parents.free)
             if short > self.evictable:
                 return False
             self._evict(self._order.pop(short))
@@ -178,25 +115,16 @@ class BlockPool:
 
     def take(self, group: int, count: int) -> IndexArray:
         """Take `count` blocks of a group, each held once. `fits` must have said yes."""
-        packing = self.packing[group]
-        if packing == 1:
-            blocks = self._free.take(count)
-            if self.base[group]:
-                blocks += self.base[group]
-        else:
-            blocks = np.array([self._take_packed(group, packing) for _ in range(count)], np.intp)
+        blocks = self._parents.take(group, count)
+        if self.base[group]:
+            blocks += self.base[group]
         self.refs[blocks] = ONE
         return blocks
 
     def take_one(self, group: int) -> tuple[int, int]:
         """Take one block of a group, and return it with the group's own page id for it."""
-        packing = self.packing[group]
-        if packing == 1:
-            page = self._free.take_one()
-            block = self.base[group] + page
-        else:
-            block = self._take_packed(group, packing)
-            page = block - self.base[group]
+        page = self._parents.take_one(group)
+        block = self.base[group] + page
         self.refs[block] = 1
         return block, page
 
@@ -260,80 +188,31 @@ class BlockPool:
         self.evictable -= len(blocks)
         self._put(blocks)
 
-    # -- parents ------------------------------------------------------------------
-
     def _put(self, blocks: IndexArray) -> None:
         self.epoch[blocks] = 0
         if len(self.packing) == 1:
-            self._put_group(0, blocks)
+            self._parents.put(0, blocks)
             return
         groups = self.group_of[blocks]
-        for group in range(len(self.packing)):
+        for group, base in enumerate(self.base):
             mine = blocks[groups == group]
             if len(mine):
-                self._put_group(group, mine)
-
-    def _put_group(self, group: int, blocks: IndexArray) -> None:
-        pages = blocks - self.base[group] if self.base[group] else blocks
-        packing = self.packing[group]
-        if packing == 1:
-            self._free.put(pages)
-            return
-        for page in pages.tolist():
-            self._put_packed(group, packing, page)
-
-    def _take_packed(self, group: int, packing: int) -> int:
-        partial = self._partial[group]
-        for used in range(packing - 1, 0, -1):
-            if partial[used]:
-                parent = partial[used].pop(0)
-                self.loose[group] -= 1
-                break
-        else:
-            parent = self._free.take_one()
-            used = 0
-            self._owner[parent] = group
-            self._mask[parent] = (1 << packing) - 1
-            self.loose[group] += packing - 1
-        mask = self._mask[parent]
-        slot = (mask & -mask).bit_length() - 1
-        self._mask[parent] = mask & (mask - 1)
-        self._used[parent] = used + 1
-        if used + 1 < packing:
-            insort(partial[used + 1], parent)
-        return self.base[group] + (parent - 1) * packing + slot + 1
-
-    def _put_packed(self, group: int, packing: int, page: int) -> None:
-        parent, slot = divmod(page - 1, packing)
-        parent += 1
-        partial = self._partial[group]
-        used = self._used[parent]
-        if used < packing:
-            partial[used].pop(bisect_left(partial[used], parent))
-        self._used[parent] = used - 1
-        self._mask[parent] |= 1 << slot
-        if used > 1:
-            insort(partial[used - 1], parent)
-            self.loose[group] += 1
-        else:
-            self._owner[parent] = -1
-            self.loose[group] -= packing - 1
-            self._free.put(np.array([parent]))
+                self._parents.put(group, mine - base if base else mine)
 
     def _make_packed_room(self, needs: Sequence[int]) -> bool:
         """Choose victims in eviction order until `needs` fit, then spare those not needed."""
-        trial = _Trial(self, needs)
+        trial = Trial(self._parents, needs)
         victims: list[int] = []
         while not trial.fits():
             block = self._order.pop(1)
             if not len(block):
                 break
             victims.append(int(block[0]))
-            trial.give_up(victims[-1])
+            trial.give_up(*self._place(victims[-1]))
         if not victims:
             return False
         if trial.fits():
-            chosen = [block for block in reversed(victims) if not trial.spare(block)]
+            chosen = [block for block in reversed(victims) if not trial.spare(*self._place(block))]
         else:
             chosen = []
         given = set(chosen)
@@ -344,6 +223,11 @@ class BlockPool:
         if chosen:
             self._evict(np.array(chosen[::-1]))
         return bool(chosen)
+
+    def _place(self, block: int) -> tuple[int, int]:
+        """Return a block's group, and the page id that it has there."""
+        group = int(self.group_of[block])
+        return group, block - self.base[group]
 
     # -- proof --------------------------------------------------------------------
 
@@ -390,7 +274,7 @@ class BlockPool:
         if (self.refs < 0).any() or self.refs[0] or self.node[0]:
             raise InvariantError("a block is released more often than held, or null is held")
         out = np.flatnonzero((self.refs > 0) | (self.node > 0))
-        free = self._free.ids()
+        free = self._parents.free.ids()
         owned = self.parents(out)
         if len(np.unique(free)) != len(free) or len(np.intersect1d(free, owned)):
             raise InvariantError("a parent is free twice, or free and in use")
@@ -405,70 +289,5 @@ class BlockPool:
             raise InvariantError("a cached block that nobody holds cannot be given up")
         for group, packing in enumerate(self.packing):
             if packing > 1:
-                self._check_packed(group, packing, out[self.group_of[out] == group])
-
-    def _check_packed(self, group: int, packing: int, out: IndexArray) -> None:
-        pages = out - self.base[group]
-        counts = np.bincount((pages - 1) // packing + 1, minlength=self.num_parents)
-        for parent, count in enumerate(counts.tolist()):
-            if count == 0:
-                if self._owner[parent] == group:
-                    raise InvariantError(f"parent {parent} is empty and has an owner")
-                continue
-            listed = count == packing or parent in self._partial[group][count]
-            if self._owner[parent] != group or self._used[parent] != count or not listed:
-                raise InvariantError(f"parent {parent} of group {group} is not accounted for")
-        loose = sum(packing - count for count in counts.tolist() if count)
-        if loose != self.loose[group]:
-            raise InvariantError(f"group {group} counts {self.loose[group]} loose, has {loose}")
-
-
-class _Trial:
-    """What the pool would have if some blocks were given up, without giving them up."""
-
-    __slots__ = ("_free", "_loose", "_needs", "_pool", "_used")
-
-    def __init__(self, pool: BlockPool, needs: Sequence[int]) -> None:
-        self._pool = pool
-        self._needs = needs
-        self._free = pool.empty
-        self._loose = list(pool.loose)
-        self._used: dict[int, int] = {}
-
-    def fits(self) -> bool:
-        parents = 0
-        for need, loose, packing in zip(self._needs, self._loose, self._pool.packing, strict=True):
-            if need > loose:
-                parents += -((loose - need) // packing)
-        return parents <= self._free
-
-    def give_up(self, block: int) -> None:
-        self._move(block, -1)
-
-    def spare(self, block: int) -> bool:
-        """Take `block` back if the needs still fit then."""
-        self._move(block, 1)
-        if self.fits():
-            return True
-        self._move(block, -1)
-        return False
-
-    def _move(self, block: int, step: int) -> None:
-        pool = self._pool
-        group = int(pool.group_of[block])
-        packing = pool.packing[group]
-        parent = (block - pool.base[group] - 1) // packing + 1
-        if packing == 1:
-            self._free -= step
-            return
-        used = self._used.get(parent)
-        if used is None:
-            used = pool._used[parent]
-        self._used[parent] = used + step
-        self._loose[group] -= step
-        if used + step == 0:  # the parent empties: its other blocks are no longer the group's
-            self._loose[group] -= packing
-            self._free += 1
-        elif used == 0:
-            self._loose[group] += packing
-            self._free -= 1
+                pages = out[self.group_of[out] == group] - self.base[group]
+                self._parents.check(group, pages)

@@ -1,10 +1,7 @@
 """The host tier: prefix pages kept in host memory once the device pool has given them away.
 
 Its pool and its index are of the same make as the device's. A page gets in by a copy
-from the device and is findable once the copy is acknowledged; a page that a prompt
-matches here is copied back to blocks that the plan allocates for it, and is cached on
-the device from then on. A partial page, a tail, is copied back to its reader's own blocks,
-which would be a copy of the cached ones otherwise.
+from the device and is findable once the copy is acknowledged.
 
 Pages that nobody holds are replaced when others need their place: those that no prompt
 ever matched first, the oldest first. It knows digests and blocks, and nothing of requests.
@@ -16,14 +13,13 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from drumline.contract.cache import BlockMoves, LoadBack, WriteBack
+from drumline.contract.cache import BlockMoves, WriteBack
 from drumline.core.config import WritePolicy
 from drumline.core.errors import InvariantError
 from drumline.scheduler.blocks import BlockPool
 from drumline.scheduler.config import SchedulerConfig
 from drumline.scheduler.draft import Draft
 from drumline.scheduler.index import NOBODY, IndexArray
-from drumline.scheduler.match import Match
 from drumline.scheduler.prefix import PrefixIndex
 from drumline.scheduler.transfers import Transfers
 
@@ -66,16 +62,13 @@ class _Store(Struct, eq=False):
 
 
 class HostTier:
-    """What is cached in host memory, and what is on its way there and back."""
+    """What is cached in host memory, and what is on its way there."""
 
     __slots__ = (
         "_age",
         "_device",
-        "_failed",
-        "_failed_readers",
         "_flying",
         "_given",
-        "_loads",
         "_offered",
         "_pool",
         "_stores",
@@ -109,11 +102,8 @@ class HostTier:
         self._given: dict[bytes, _Given] = {}
         self._flying: list[set[_Part]] = [set() for _ in device.slots]
         self._stores: list[_Store] = []
-        self._loads: dict[int, IndexArray] = {}
         self.told: Callable[[Sequence[bytes], Sequence[IndexArray], int], None] | None = None
         """Learns of full pages that are findable here now, and of the operation that did it."""
-        self._failed: set[bytes] = set()
-        self._failed_readers: set[int] = set()
 
     # -- in -----------------------------------------------------------------------
 
@@ -179,10 +169,10 @@ class HostTier:
             np.where(mine > 0, part[nodes], 0)
             for mine, part in zip(pages.blocks, self.index.blocks, strict=True)
         ]
-        self._hold(here)
+        self.hold(here)
         written = self._write(pages, draft, pinned=False, ended=ended)
         if written is not None:
-            self._hold(written)
+            self.hold(written)
             here = [old + new for old, new in zip(here, written, strict=True)]
         return Pages(pages.digests, pages.ends, here)
 
@@ -211,9 +201,9 @@ class HostTier:
                     new[at, part] = (pages.digests[at], part) not in self._flying[group]
             wanted.append(new)
         # A page must not be replaced by one that is of no use without it.
-        self._hold(here)
+        self.hold(here)
         targets = self._take(wanted)
-        self._release(here)
+        self.release(here)
         if not any(part.any() for part in targets):
             return None
         moves, pins = [], [NOBODY]
@@ -273,7 +263,7 @@ class HostTier:
                 digests = [pages.digests[at] for at in full]
                 self.told(digests, [part[full] for part in pages.blocks], op_id)
         self._age += 1
-        self._release(pages.blocks, self._age)
+        self.release(pages.blocks, self._age)
         if store.ended is not None:
             store.ended(ok)
 
@@ -298,101 +288,25 @@ class HostTier:
                 if len(blocks):
                     self.pool.uncached(blocks)
 
-    # -- out ----------------------------------------------------------------------
+    # -- who holds what -----------------------------------------------------------
 
-    def hold(self, match: Match) -> None:
-        """Keep what a match found here until it is loaded, or let go."""
-        self._hold(match.host)
-        self._hold(match.host_tails)
-
-    def let_go(self, match: Match) -> None:
-        self._release(match.host)
-        self._release(match.host_tails)
-
-    def place(self, match: Match, digests: Sequence[bytes]) -> None:
-        """Give a match, which is held, device blocks for what it found here of pages.
-
-        The pool has the room. They are held once, and cached from now on.
-        """
-        some = np.zeros(match.pages, bool)
-        for group, theirs in enumerate(match.host):
-            which = theirs > 0
-            if which.any():
-                blocks = self._pool.take(group, int(np.count_nonzero(which)))
-                match.blocks[group][which] = blocks
-                some |= which.reshape(match.pages, -1).any(axis=1)
-        pages = np.flatnonzero(some)
-        self._device.publish(
-            [digests[page] for page in pages.tolist()],
-            (pages + 1) * self._device.page_tokens,
-            [part.reshape(match.pages, -1)[pages].reshape(-1) for part in match.blocks],
-        )
-
-    def load(
-        self,
-        match: Match,
-        tail: Sequence[IndexArray],
-        digests: Sequence[bytes],
-        reader: int,
-        draft: Draft,
-    ) -> None:
-        """Plan the copies of what a match, which is held and placed, found here.
-
-        A tail goes to the blocks `tail`, shaped as the match's, of the request that was
-        submitted as number `reader`: nobody else reads them.
-        """
-        moves, sources, targets = [], [], []
-        for group in range(len(self._device.slots)):
-            theirs, mine = NOBODY, NOBODY
-            if match.host:
-                theirs, mine = match.host[group], match.blocks[group]
-            if match.host_tails:
-                theirs = np.concatenate((theirs, match.host_tails[group]))
-                mine = np.concatenate((mine, tail[group]))
-            which = theirs > 0
-            if which.any():
-                sources.append(theirs[which])
-                targets.append(mine[which])
-                pages = self.pool.pages(group, sources[-1])
-                moves.append(BlockMoves(group, pages, self._pool.pages(group, targets[-1])))
-        op_id = self._transfers.begin(
-            lambda ok: self._loaded(op_id, digests[: match.pages], reader, ok),
-            np.concatenate(targets),
-        )
-        self._loads[op_id] = np.concatenate(sources)
-        draft.cache(LoadBack(op_id, tuple(moves)))
-
-    def _loaded(self, op_id: int, digests: Sequence[bytes], reader: int, ok: bool) -> None:
-        self._age += 1
-        self.pool.release(self._loads.pop(op_id), _MATCHED + self._age)
-        if not ok:
-            self._failed.update(digests)
-            self._failed_readers.add(reader)
-
-    def _hold(self, blocks: Sequence[IndexArray]) -> None:
+    def hold(self, blocks: Sequence[IndexArray]) -> None:
+        """Hold findable blocks, a group an entry, once more; 0 stands for none."""
         for part in blocks:
             self.pool.hold(part[part > 0])
 
-    def _release(self, blocks: Sequence[IndexArray], age: int = 0) -> None:
+    def release(self, blocks: Sequence[IndexArray], age: int = 0) -> None:
+        """Release one hold of each; they are as old as the newest `age`."""
         for part in blocks:
             held = part[part > 0]
             if len(held):
                 self.pool.release(held, age)
-
-    def release(self, blocks: Sequence[IndexArray]) -> None:
-        """Let go of pages that `keep` held."""
-        self._release(blocks)
 
     # -- for storage ----------------------------------------------------------------
 
     def block(self, digest: bytes, group: int, part: int) -> int:
         """Return the block that this tier has of a page, 0 where it has none."""
         return int(self.index.blocks[group][self.index.find(digest), part])
-
-    @property
-    def oldest_load(self) -> float:
-        """The oldest load operation under way: what later ones stored may build on its pages."""
-        return next(iter(self._loads), float("inf"))
 
     def adopt(self, pages: Pages) -> IndexArray:
         """Make held blocks findable that were filled from elsewhere.
@@ -407,23 +321,15 @@ class HostTier:
         self.pool.hold(held)
         return held
 
-    def let_go_of(self, blocks: IndexArray) -> None:
-        """Release blocks that storage wrote or read; they are as new as any here."""
+    def let_go_of(self, blocks: IndexArray, *, matched: bool = False) -> None:
+        """Release blocks that somebody wrote or read; they are as new as any here.
+
+        Those that a prompt has `matched` outlive all that none has.
+        """
         self._age += 1
-        self.pool.release(blocks, self._age)
+        self.pool.release(blocks, self._age + _MATCHED if matched else self._age)
 
-    # -- when something went wrong, and when all is to go --------------------------
-
-    @property
-    def failed(self) -> bool:
-        """Whether pages that a prompt was to read here did not reach the device."""
-        return bool(self._failed or self._failed_readers)
-
-    def take_failed(self) -> tuple[set[bytes], set[int]]:
-        """Return the digests of such pages, and who was to read a tail; forget both."""
-        failed, readers = self._failed, self._failed_readers
-        self._failed, self._failed_readers = set(), set()
-        return failed, readers
+    # -- when all is to go ---------------------------------------------------------
 
     def disown(self) -> None:
         """Forget every page, those on their way as well; what is held stays until let go."""
@@ -438,12 +344,12 @@ class HostTier:
         self._given.clear()
 
     def check(self, others: Sequence[IndexArray]) -> None:
-        """Raise InvariantError unless each block is free, cached, or held by an operation or
-        one of `others`: images and storage."""
+        """Raise InvariantError unless each block is free, cached, or held by a store or one of
+        `others`: loads, images and storage."""
         self.pool.check()
         self.index.check(self.pool)
         held = np.zeros_like(self.pool.refs)
-        for blocks in (*others, *self._loads.values()):
+        for blocks in others:
             np.add.at(held, blocks[blocks > 0], 1)
         for store in self._stores:
             for blocks in store.pages.blocks:

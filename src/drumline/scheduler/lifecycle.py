@@ -86,6 +86,9 @@ class Move(IntEnum):
     """Its next decode is to have more room."""
 
 
+OVER = (State.FINISHING, State.FINISHED, State.RETIRING)
+"""The states of requests that are over, and may hold something still."""
+
 TRANSITIONS: dict[tuple[State, Move], State] = {
     (State.SUBMITTED, Move.CHUNK): State.PREFILLING,
     (State.SUBMITTED, Move.LAST_CHUNK): State.PREFILLED,

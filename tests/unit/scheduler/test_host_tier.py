@@ -484,7 +484,7 @@ class Conversation:
         assert rig.at_baseline()
         assert rig.scheduler.clear()
         assert rig.scheduler._host.pool.empty == rig.config.num_host_pages - 1
-        assert not rig.scheduler._retraction._snapshots.refs.any()
+        assert not rig.scheduler._retraction._snapshots.pool.refs.any()
 
 
 def _converse(seed, groups, policy, failing, seen) -> None:

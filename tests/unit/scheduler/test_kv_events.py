@@ -84,7 +84,7 @@ def test_a_page_is_stored_once_every_group_has_it_and_removed_with_the_first_tha
     ran(rig, "a", 9, rounds=2)
     stored = drained(rig)
     assert [event.token_ids for event in stored[:2]] == [(0, 1, 2, 3), (4, 5, 6, 7)]
-    index, pool = rig.scheduler._index, rig.scheduler._pool
+    index, pool = rig.scheduler._parts.index, rig.scheduler._pool
     prior = page_digest(b"", np.arange(4, dtype=np.int32).tobytes())
     half = index.blocks[1][index.find(prior)][1:]
     index.forget(1, half)
@@ -138,7 +138,7 @@ def test_without_readers_nothing_is_hashed_or_kept():
     rig = Rig()
     ran(rig, "a", 10)
     assert drained(rig) == []
-    assert rig.scheduler._index.touched is None
+    assert rig.scheduler._parts.index.touched is None
 
 
 @settings(max_examples=15, deadline=None)
@@ -165,7 +165,7 @@ def test_a_reader_of_every_drain_knows_what_is_cached(seed, shape):
         if chance.random() < 0.5:
             follow(reader, drained(rig))
     follow(reader, drained(rig))
-    index, events = rig.scheduler._index, rig.scheduler._kv_events
+    index, events = rig.scheduler._parts.index, rig.scheduler._kv_events
     complete = {digest for digest in index._nodes if index.complete(digest)}
     assert reader.keys() == {events._named[digest].event_hash for digest in complete}
     assert events._named.keys() <= index._nodes.keys(), "what is gone is forgotten"

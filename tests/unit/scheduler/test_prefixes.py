@@ -139,7 +139,7 @@ def test_the_prefix_that_was_used_longest_ago_goes_first():
     assert found(rig, "a again", [*range(8), 90]) == 8
     rig.abort("a again")
     ended(rig, "big", [500 + at for at in range(26)])
-    hits = rig.scheduler._index.known
+    hits = rig.scheduler._parts.index.known
     firsts = [page_digest(b"", np.arange(n, n + 4, dtype=np.int32).tobytes()) for n in (0, 100)]
     assert len(hits(firsts[:1])) == 1, "it was used again since"
     assert len(hits(firsts[1:])) == 0, "b was used before it"

@@ -121,7 +121,7 @@ def test_a_suspended_request_that_ends_gives_its_image_back(end, acknowledged):
     rig.abort("b")
     if not acknowledged:
         rig.acknowledge()
-    assert rig.scheduler._retraction._snapshots.empty == 19
+    assert rig.scheduler._retraction._snapshots.pool.empty == 19
     assert rig.at_baseline()
 
 

@@ -149,7 +149,7 @@ def test_chunks_keep_what_windows_look_back_on_at_their_ends_and_where_it_is_pro
             batch = rig.round().batch
             ends.add(int(batch.prefix_lengths[0] + batch.input_lengths[0]))
         rig.abort(rid)
-    index, group = rig.scheduler._index, 1
+    index, group = rig.scheduler._parts.index, 1
     digests = page_digests(np.array([*range(16), *range(90, 110)], np.int32), 4)
     for tokens in (end for end in {*ends, 16} if end % 4 == 0 and end <= 36):
         for page in range((tokens - 5) // 4, tokens // 4):

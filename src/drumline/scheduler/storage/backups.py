@@ -15,6 +15,7 @@ from drumline.scheduler.config import StorageLimits
 from drumline.scheduler.draft import Draft
 from drumline.scheduler.host import HostTier
 from drumline.scheduler.index import IndexArray
+from drumline.scheduler.loads import Loads
 from drumline.scheduler.storage.objects import KnownObjects
 from drumline.scheduler.storage.operations import Operations
 
@@ -26,6 +27,7 @@ class Backups:
         "_host",
         "_known",
         "_limits",
+        "_loads",
         "_operations",
         "_waiting",
         "disabled",
@@ -35,10 +37,16 @@ class Backups:
     )
 
     def __init__(
-        self, limits: StorageLimits, host: HostTier, operations: Operations, known: KnownObjects
+        self,
+        limits: StorageLimits,
+        host: HostTier,
+        loads: Loads,
+        operations: Operations,
+        known: KnownObjects,
     ) -> None:
         self._limits = limits
         self._host = host
+        self._loads = loads
         self._operations = operations
         self._known = known
         self._waiting: dict[StorageKey, int] = {}
@@ -87,7 +95,7 @@ class Backups:
         )
         keys: list[StorageKey] = []
         blocks: list[int] = []
-        sound = self._host.oldest_load
+        sound = self._loads.oldest
         while self._waiting and len(keys) < room:
             key, op_id = next(iter(self._waiting.items()))
             if op_id > sound:

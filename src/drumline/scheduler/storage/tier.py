@@ -13,6 +13,7 @@ from drumline.scheduler.draft import Draft
 from drumline.scheduler.events import StorageStats, Tick
 from drumline.scheduler.host import HostTier
 from drumline.scheduler.index import IndexArray
+from drumline.scheduler.loads import Loads
 from drumline.scheduler.matching import Matcher
 from drumline.scheduler.requests import Request
 from drumline.scheduler.storage.backups import Backups
@@ -37,13 +38,18 @@ class StorageTier:
     )
 
     def __init__(
-        self, limits: StorageLimits, config: SchedulerConfig, matcher: Matcher, host: HostTier
+        self,
+        limits: StorageLimits,
+        config: SchedulerConfig,
+        matcher: Matcher,
+        host: HostTier,
+        loads: Loads,
     ) -> None:
         self._limits = limits
         self._gate = PressureGate(limits.pressure_high, limits.pressure_low)
         self._known = KnownObjects(limits.max_known_objects)
         self._operations = Operations(host)
-        self._backups = Backups(limits, host, self._operations, self._known)
+        self._backups = Backups(limits, host, loads, self._operations, self._known)
         self.prefetches = Prefetches(limits, config, matcher, host, self._operations, self._known)
         host.told = self._backups.offer
         self._now_us = -1
@@ -132,8 +138,10 @@ class StorageTier:
         self.prefetches.check(prefetching)
 
 
-def storage_tier(config: SchedulerConfig, matcher: Matcher, host: HostTier) -> StorageTier | None:
+def storage_tier(
+    config: SchedulerConfig, matcher: Matcher, host: HostTier, loads: Loads
+) -> StorageTier | None:
     """Return the tier, where the configuration has one."""
     if config.storage is None:
         return None
-    return StorageTier(config.storage, config, matcher, host)
+    return StorageTier(config.storage, config, matcher, host, loads)
