@@ -3,6 +3,7 @@
 It turns each operation into a task of the forward thread and holds no tensor.
 """
 
+import gc
 from collections import OrderedDict
 from collections.abc import Sequence
 from functools import partial
@@ -20,6 +21,10 @@ from drumline.core.errors import InvariantError
 from drumline.device.forward_thread import Answer, ForwardThread
 from drumline.device.handle import DeviceHandle
 
+FULL_COLLECTION_FORWARDS = 4096
+"""Forwards between two full collections of garbage. It counts what all ranks do alike, so that
+they collect in one round: each would stall all the others otherwise."""
+
 
 class QueuedDataPlane:
     """Implements `contract.ports.DataPlane` on a device handle and a forward thread.
@@ -27,11 +32,12 @@ class QueuedDataPlane:
     Thread: control thread.
     """
 
-    __slots__ = ("_handle", "_open", "_thread", "_tickets")
+    __slots__ = ("_forwards", "_handle", "_open", "_thread", "_tickets")
 
     def __init__(self, handle: DeviceHandle, thread: ForwardThread) -> None:
         self._handle = handle
         self._thread = thread
+        self._forwards = 0
         self._tickets = 0
         self._open: OrderedDict[int, Answer[ForwardResult | None]] = OrderedDict()
 
@@ -50,7 +56,10 @@ class QueuedDataPlane:
             # Behind the forward, which may write what they read; its tokens wait for no copy.
             self._thread.submit(partial(self._handle.store_pinned, plan.cache_ops))
         if plan.batch is None or not plan.batch.size:
+            if dispatch.dp is not None and dispatch.dp.idle:
+                self._forwarded()
             return None
+        self._forwarded()
         self._tickets += 1
         self._open[self._tickets] = answer
         return self._tickets
@@ -58,6 +67,7 @@ class QueuedDataPlane:
     def idle_forward(self, dp: DpRound) -> None:
         """Run an idle forward in a frozen round, and wait for it."""
         self._thread.submit(partial(self._handle.idle_forward, dp)).wait()
+        self._forwarded()
 
     def complete(self, ticket: int) -> ForwardResult:
         """Wait for a forward's results. Tickets are completed in order, each once."""
@@ -128,6 +138,12 @@ class QueuedDataPlane:
     def read_weight(self, name: str, rows: int) -> WeightRows | str:
         """Return this rank's part of a weight's first rows, behind all that is queued."""
         return self._thread.call(partial(self._handle.weights.rows, name, rows))
+
+    def _forwarded(self) -> None:
+        """Count a forward, idle ones among them; behind some of them garbage is collected."""
+        self._forwards += 1
+        if self._forwards % FULL_COLLECTION_FORWARDS == 0:
+            self._thread.submit(gc.collect)
 
     def shutdown(self) -> None:
         """Let what is queued run, then end the forward thread."""

@@ -328,16 +328,17 @@ class Ranks:
 
 
 def _rank_environment(ours: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a rank: ours, with threads that wait asleep.
+    """Return the environment of a rank: ours, with threads that wait asleep and huge pages.
 
     OpenMP's workers otherwise spin at every barrier; beside anything else that wants a
-    processor, be it our own server, a forward then takes several times as long.
+    processor, be it our own server, a forward then takes several times as long. Tensors ask for
+    huge pages only where torch finds this before it allocates the first one.
     """
     # What records profiles says so itself, on the error stream; only what it fails at matters.
-    quiet = {"KINETO_LOG_LEVEL": "6"} | dict(ours)
+    chosen = {"KINETO_LOG_LEVEL": "6", "THP_MEM_ALLOC_ENABLE": "1"} | dict(ours)
     if "OMP_WAIT_POLICY" in ours or "GOMP_SPINCOUNT" in ours:
-        return quiet
-    return {**quiet, "OMP_WAIT_POLICY": "PASSIVE"}
+        return chosen
+    return {**chosen, "OMP_WAIT_POLICY": "PASSIVE"}
 
 
 def _distance(rank: _Rank) -> int:

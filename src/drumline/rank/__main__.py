@@ -17,6 +17,7 @@ from drumline.core.config import LogLevel
 from drumline.core.errors import ConfigError, PeerError
 from drumline.core.lifeline import die_with
 from drumline.core.log import configure
+from drumline.rank.heap import suspend_collections
 from drumline.rank.lifeline import Reports, read_settings, watch_launcher
 
 _log = logging.getLogger("drumline.rank")
@@ -24,6 +25,7 @@ _log = logging.getLogger("drumline.rank")
 
 def main() -> int:
     """Run one rank until it is told to stop; return the exit status."""
+    suspend_collections()
     try:
         settings = read_settings()
     except ConfigError as error:

@@ -71,6 +71,25 @@ def test_ranks_start_together_and_say_what_they_are():
     asyncio.run(run())
 
 
+def test_ranks_get_sleeping_threads_and_huge_pages_unless_the_environment_says(monkeypatch):
+    async def run():
+        ranks = scripted("ready", "serve")
+        await started(ranks)
+        environment = psutil.Process(ranks.pids[0]).environ()
+        await ranks.stop()
+        return environment
+
+    for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "THP_MEM_ALLOC_ENABLE"):
+        monkeypatch.delenv(name, raising=False)
+    chosen = asyncio.run(run())
+    assert (chosen["OMP_WAIT_POLICY"], chosen["THP_MEM_ALLOC_ENABLE"]) == ("PASSIVE", "1")
+    monkeypatch.setenv("GOMP_SPINCOUNT", "100")
+    monkeypatch.setenv("THP_MEM_ALLOC_ENABLE", "0")
+    said = asyncio.run(run())
+    assert "OMP_WAIT_POLICY" not in said
+    assert said["THP_MEM_ALLOC_ENABLE"] == "0"
+
+
 def test_what_the_operator_can_mend_is_a_config_error():
     error = asyncio.run(refused("fail:2:--model:no such file", "exit:2"))
     assert isinstance(error, ConfigError)

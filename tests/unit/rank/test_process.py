@@ -23,7 +23,7 @@ from drumline.contract.startup import (
 )
 from drumline.core.config import Config, ModelConfig
 from drumline.core.errors import ConfigError, InvariantError
-from drumline.rank.heap import freeze_heap
+from drumline.rank.heap import freeze_heap, suspend_collections
 from drumline.rank.lifeline import Reports
 
 BROKEN = """
@@ -163,9 +163,18 @@ def test_a_report_to_a_dead_launcher_is_let_go():
 def test_freezing_the_heap_keeps_old_objects_from_collections():
     thresholds, frozen = gc.get_threshold(), gc.get_freeze_count()
     try:
+        suspend_collections()
+        assert not gc.isenabled()
         freeze_heap()
+        assert gc.isenabled()
         assert gc.get_freeze_count() > frozen
-        assert gc.get_threshold()[2] > thresholds[2]
+        full = gc.get_stats()[2]["collections"]
+        for _ in range(200_000):
+            # Young ones that survive: by default they would bring full collections about.
+            kept = [[] for _ in range(5)]
+            kept.append(kept)
+        assert gc.get_stats()[1]["collections"] > 0
+        assert gc.get_stats()[2]["collections"] == full
     finally:
         gc.unfreeze()
         gc.set_threshold(*thresholds)
