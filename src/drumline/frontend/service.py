@@ -38,6 +38,10 @@ class Timings(Struct, frozen=True, kw_only=True):
     """How long engines have to say what is in their caches."""
     control_s: float = 600.0
     """How long a control operation may take, such as a pause that waits for long answers."""
+    turn_s: float = 60.0
+    """How long a body of tensors may wait for the one before it."""
+    body_s: float = 300.0
+    """How long such a body may take to come."""
     progress_s: float = 0.5
     """How long engines have to say in which round they are."""
     probe_s: float = 20.0

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 from msgspec import Meta, Raw, Struct
 
 from drumline.frontend.engine_control import Outcome
-from drumline.frontend.operation import Nothing, Operation, Route
+from drumline.frontend.operation import Nothing, Operation, Route, Turns
 from drumline.frontend.service import Service
 from drumline.wire.frames import MOST_TENSOR_BYTES
 
@@ -60,7 +60,13 @@ def weight_routes(service: Service) -> list[Route]:
         return await control.weight_rows(asked.name, asked.truncate_size)
 
     told = Operation(limit, Nothing, version)
-    carried = Operation(_MOST_BODY_BYTES, _Tensors, tensors, carries="serialized_named_tensors")
+    carried = Operation(
+        _MOST_BODY_BYTES,
+        _Tensors,
+        tensors,
+        carries="serialized_named_tensors",
+        turns=Turns(service.timings.turn_s, service.timings.body_s),
+    )
     return [
         ("POST", "/update_weights_from_disk", Operation(limit, _Disk, disk)),
         ("POST", "/update_weights_from_tensor", carried),

@@ -1,5 +1,6 @@
 """What a frontend sends an engine: a type byte, the message, and frames of tensors."""
 
+import re
 from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import Any
@@ -37,8 +38,14 @@ MOST_TENSOR_BYTES = 192 * 1024 * 1024
 exchange among ranks."""
 
 
-_WITH_TENSORS = (b"update_weights_from_tensor", b"UpdateWeightsFromTensorReqInput")
-_HEAD_BYTES = 64
+_NAMES = (b"update_weights_from_tensor", b"UpdateWeightsFromTensorReqInput")
+# A call has its id before its method; an operation of its own begins with its name.
+_WITH_TENSORS = re.compile(
+    rb"(?:[\x90-\x9f]|\xdc..|\xdd.{4})"
+    rb"(?:[\x00-\x7f]|\xcc.|\xcd..|\xce.{4}|\xcf.{8})?"
+    rb"(?:" + b"|".join(re.escape(b"%c%b" % (0xA0 + len(n), n)) for n in _NAMES) + rb")",
+    re.DOTALL,
+)
 
 
 def kind_of(frames: Sequence[Buffer]) -> InputKind:
@@ -56,9 +63,8 @@ def kind_of(frames: Sequence[Buffer]) -> InputKind:
 
 
 def carries_tensors(payload: Buffer) -> bool:
-    """Whether a control message says at its head that it is the one with tensors in it."""
-    head = bytes(payload[:_HEAD_BYTES])
-    return any(name in head for name in _WITH_TENSORS)
+    """Whether a control message is the one with tensors in it, by its name, undecoded."""
+    return _WITH_TENSORS.match(payload) is not None
 
 
 def decode_control(payload: Buffer) -> Call | NativeRequest:

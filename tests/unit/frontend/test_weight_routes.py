@@ -1,13 +1,16 @@
 """The routes of trainers: what is asked of engines, and which weights an answer says it is of."""
 
+import asyncio
 import base64
 
+import httpx
 import pytest
 from tests.fakes.http import run, served, until
 from tests.fakes.workers import served_by_workers
 
 from drumline.core.config import ServerConfig
 from drumline.frontend.health import health_of
+from drumline.frontend.service import Timings
 from drumline.wire.frames import MOST_TENSOR_BYTES
 from drumline.wire.request import TokenizedGenerateReqInput
 from drumline.wire.sampling import SamplingParams, normalized
@@ -157,6 +160,53 @@ async def test_tensors_may_come_as_they_are_and_be_larger_than_other_bodies(embe
         assert "Invalid base64" in reply.json()["error"]["message"]
         assert it.fake.calls == []
     assert MOST_TENSOR_BYTES > 100 << 20
+
+
+def slowly(first, then):
+    """A body that begins, and goes on once `then` is set."""
+
+    async def parts():
+        yield first
+        await then.wait()
+        yield b""
+
+    return parts()
+
+
+@run
+async def test_bodies_of_tensors_are_taken_one_at_a_time(embedded):
+    path, kind = "/update_weights_from_tensor", {"content-type": "application/octet-stream"}
+    timings = Timings(turn_s=0.3, body_s=2.0)
+    async with served(embedded, timings=timings) as it:
+
+        def sending(body):
+            return asyncio.create_task(it.http.post(path, content=body, headers=kind))
+
+        go_on = asyncio.Event()
+        first = sending(slowly(TENSORS, go_on))
+        await asyncio.sleep(0.05)
+        refused = await sending(TENSORS)
+        assert refused.status_code == 429
+        assert int(refused.headers["retry-after"]) >= 1
+        assert "another body of tensors" in refused.json()["error"]["message"]
+        assert it.fake.calls == [], "not even begun"
+        second = sending(TENSORS)
+        await asyncio.sleep(0.05)
+        go_on.set()
+        assert [(await one).status_code for one in (first, second)] == [200, 200]
+        assert len([call for call in it.fake.calls if call[0].startswith("update")]) == 2
+
+
+@run
+async def test_a_body_of_tensors_that_never_comes_gives_its_turn_up(embedded):
+    path, kind = "/update_weights_from_tensor", {"content-type": "application/octet-stream"}
+    async with served(embedded, timings=Timings(turn_s=5.0, body_s=0.2)) as it:
+        where = httpx.URL(it.url)
+        reader, writer = await asyncio.open_connection(where.host, where.port)
+        writer.write(f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\nabc".encode())
+        assert b" 408 " in await reader.readline()
+        writer.close()
+        assert (await it.http.post(path, content=TENSORS, headers=kind)).status_code == 200
 
 
 @run

@@ -10,9 +10,15 @@ from hypothesis import strategies as st
 from msgspec.msgpack import Ext
 
 from drumline.wire.codec import MalformedFrameError, decode_any, decoder, encode, readable_rid
-from drumline.wire.control import PauseSchedulerReqInput, UpdateWeightsFromDistributedReqInput
+from drumline.wire.control import (
+    PauseSchedulerReqInput,
+    UpdateWeightsFromDistributedReqInput,
+    UpdateWeightsFromTensorReqInput,
+)
 from drumline.wire.frames import (
     Call,
+    call_frames,
+    carries_tensors,
     decode_control,
     decode_generate,
     decode_rids,
@@ -401,6 +407,31 @@ def test_no_bytes_raise_anything_but_the_one_error(data):
         with suppress(MalformedFrameError):
             decode(data)
     assert readable_rid(data) is None or isinstance(readable_rid(data), str)
+
+
+TENSORS = "update_weights_from_tensor"
+
+
+@pytest.mark.parametrize("call_id", [0, 127, 128, 1 << 15, 1 << 31, 1 << 63])
+def test_a_call_carries_tensors_by_its_method_alone(call_id):
+    assert carries_tensors(call_frames(call_id, TENSORS, [[b"x"]])[1])
+    for method, args in (
+        ("flush_cache", [TENSORS]),
+        (TENSORS + "s", []),
+        ("x" + TENSORS, []),
+        ("get_weights_by_name", [TENSORS]),
+    ):
+        assert not carries_tensors(call_frames(call_id, method, args)[1])
+
+
+def test_an_operation_of_its_own_carries_tensors_by_its_name_alone():
+    asked = UpdateWeightsFromTensorReqInput(
+        serialized_named_tensors=[], load_format=None, flush_cache=True
+    )
+    assert carries_tensors(encode(asked))
+    assert not carries_tensors(encode(["UpdateWeightsFromTensorReqInputs", []]))
+    assert not carries_tensors(encode(PauseSchedulerReqInput()))
+    assert not carries_tensors(b"")
 
 
 @given(st.integers(0, 2 * INLINE_BELOW_BYTES))
