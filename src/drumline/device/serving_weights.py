@@ -28,7 +28,7 @@ from drumline.contract.weights import (
 from drumline.core.errors import ConfigError, InvariantError, PeerError
 from drumline.device.executor import Executor
 from drumline.device.models.checkpoint import Checkpoint
-from drumline.device.trainer_group import TrainerGroup
+from drumline.device.trainer_group import TrainerGroup, why_unfit
 from drumline.device.weight_loader import Loaded, WeightLoader
 from drumline.device.weights.places import Place
 from drumline.device.weights.store import WeightStore
@@ -175,13 +175,11 @@ class ServingWeights:
         """
         if group.name in self._groups:
             return f"there is a group {group.name} already; destroy it first"
-        if group.backend != "gloo":
-            return (
-                f"backend {group.backend} is not for weights in host memory, where these lie; "
-                "use gloo"
-            )
+        device = self.store.device
+        if (why := why_unfit(group.backend, device)) is not None:
+            return why
         try:
-            self._groups[group.name] = TrainerGroup(group, self._timeout_s, self._clock)
+            self._groups[group.name] = TrainerGroup(group, self._timeout_s, self._clock, device)
         except PeerError as error:
             return str(error)
         return None
@@ -209,7 +207,7 @@ class ServingWeights:
             )
         first = cut.span.start if cut is not None and cut.dim == 0 else 0
         shown = place.first(max(0, min(count, shape[0]) - first)).contiguous()
-        data = shown.numpy().tobytes()
+        data = shown.cpu().numpy().tobytes()
         if cut is None:
             return WeightRows(shape, data)
         stop = first + len(shown) if cut.dim == 0 else cut.span.stop
@@ -289,7 +287,7 @@ class ServingWeights:
         """Yield the tensors that a trainer sends. Raises RefusedError once it does not."""
         group = self._groups[sent.group]
         for number, each in enumerate(sent.tensors, 1):
-            tensor = _room_for(each.name, each.shape, _FLOATS[each.dtype])
+            tensor = _room_for(each.name, each.shape, _FLOATS[each.dtype], group.device)
             try:
                 group.receive(tensor)
             except PeerError as error:
@@ -310,10 +308,10 @@ class ServingWeights:
         for name, tensor in tensors:
             place = self._place(name)
             out = place.out
-            new = out if self._discards else _room_for(name, out.shape, out.dtype)
+            new = out if self._discards else _room_for(name, out.shape, out.dtype, out.device)
             earlier = written.get(id(place))
             part = place.part(tensor)
-            if earlier is not None and not torch.equal(part.to(new.dtype), earlier[1]):
+            if earlier is not None and not torch.equal(part.to(new), earlier[1]):
                 raise RefusedError(
                     f"{name} and {earlier[0]} are one weight of this model, and differ"
                 )
@@ -325,9 +323,11 @@ class ServingWeights:
         return _Staged(writes, places)
 
 
-def _room_for(name: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Return host memory for a tensor. Raises RefusedError when there is none left."""
+def _room_for(
+    name: str, shape: Sequence[int], dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """Return memory of a device for a tensor. Raises RefusedError when there is none left."""
     try:
-        return torch.empty(tuple(shape), dtype=dtype)
+        return torch.empty(tuple(shape), dtype=dtype, device=device)
     except RuntimeError as error:
         raise RefusedError(f"no memory for {name} of shape {list(shape)}") from error

@@ -12,6 +12,7 @@ import time
 from datetime import timedelta
 from typing import Any
 
+import torch
 from torch import Tensor, distributed
 
 from drumline.contract.ports import Clock
@@ -22,33 +23,49 @@ from drumline.core.errors import PeerError
 # torch exports these names without their types.
 _torch: Any = distributed
 
+NCCL = "nccl"
 _SENDER = 0
 _LOOKS_S = 0.1
+_POLLS_S = 0.001
 
 
 class TrainerGroup:
     """This rank's membership."""
 
-    def __init__(self, group: WeightGroup, timeout_s: float, clock: Clock) -> None:
-        """Meet the others. Collective: every member.
+    def __init__(
+        self, group: WeightGroup, timeout_s: float, clock: Clock, device: torch.device
+    ) -> None:
+        """Meet the others; over NCCL those who do not come are missed at the first tensor.
 
-        Raises PeerError when they did not all come.
+        `device` is where this rank's weights lie, for which `why_unfit` had nothing to say.
+        Collective: every member. Raises PeerError when they did not all come.
         """
         timeout = timedelta(seconds=timeout_s)
-        gloo = _torch.ProcessGroupGloo
-        options = gloo._Options()
-        options._timeout = timeout
+        self._timeout_s = timeout_s
+        self._clock = clock
+        self.device = device if group.backend == NCCL else torch.device("cpu")
+        """Where a tensor has to lie that is received."""
         try:
             _await_listener(group.address, group.port, timeout_s, clock)
             place = tcp(group.address, group.port)
             store, _, _ = next(_torch.rendezvous(place, group.rank, group.size, timeout=timeout))
             # Of several groups that share a store, as trainers nest them.
-            for prefix in (group.name, f"{group.name}/", "cpu/"):
+            for prefix in (group.name, f"{group.name}/", f"{self.device.type}/"):
                 store = _torch.PrefixStore(prefix, store)
+            if group.backend == NCCL:
+                torch.cuda.set_device(self.device)
+                nccl = _torch.ProcessGroupNCCL
+                options = nccl.Options()
+                options._timeout = timeout
+                self._links: Any = nccl(store, group.rank, group.size, options)
+                return
+            gloo = _torch.ProcessGroupGloo
+            options = gloo._Options()
+            options._timeout = timeout
             # Of several networks, the one over which the trainer is reached.
             own = _address_towards(group.address, group.port)
             options._devices = [gloo.create_device(hostname=own)]
-            self._links: Any = gloo(store, group.rank, group.size, options)
+            self._links = gloo(store, group.rank, group.size, options)
         except (RuntimeError, ValueError, OSError) as error:
             raise PeerError(
                 f"group {group.name} did not meet at {group.address}:{group.port} within "
@@ -56,7 +73,7 @@ class TrainerGroup:
             ) from error
 
     def receive(self, tensor: Tensor) -> None:
-        """Fill a tensor in host memory with what the sender has. Collective: every member.
+        """Fill a tensor on `device` with what the sender has. Collective: every member.
 
         Raises PeerError when the sender is gone or does not send it in time; the group is of
         no use then.
@@ -64,9 +81,35 @@ class TrainerGroup:
         options = _torch.BroadcastOptions()
         options.rootRank, options.rootTensor = _SENDER, 0
         try:
-            self._links.broadcast([tensor], options).wait()
+            work = self._links.broadcast([tensor], options)
+            if self.device.type != "cpu":
+                self._await(work)
+            work.wait()
         except RuntimeError as error:
             raise PeerError(_gist(error)) from error
+
+    def _await(self, work: Any) -> None:
+        """Wait until a device has done what it was given: there, to wait only orders its work."""
+        end_us = self._clock.now_us() + int(self._timeout_s * 1e6)
+        while not work.is_completed():
+            if self._clock.now_us() > end_us:
+                self._links.abort()
+                raise PeerError(f"nothing came for {self._timeout_s:g} s")
+            time.sleep(_POLLS_S)
+
+
+def why_unfit(backend: str, device: torch.device) -> str | None:
+    """Return why a group over `backend` is not for weights on `device`, if so."""
+    match backend, device.type:
+        case ("gloo", _):
+            return None
+        case (_, "cuda") if backend == NCCL:
+            if distributed.is_nccl_available():
+                return None
+            return "backend nccl is not in this torch, which was built without; use gloo"
+        case _ if backend == NCCL:
+            return "backend nccl is not for weights in host memory, where these lie; use gloo"
+    return f"there is no backend {backend} here; there are gloo, and nccl for weights on CUDA"
 
 
 def _await_listener(address: str, port: int, timeout_s: float, clock: Clock) -> None:

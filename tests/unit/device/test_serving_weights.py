@@ -35,6 +35,7 @@ from drumline.device.blocks import whole
 from drumline.device.layers import Backend, TorchLinear
 from drumline.device.models.checkpoint import open_checkpoint
 from drumline.device.serving_weights import ServingWeights
+from drumline.device.trainer_group import TrainerGroup, why_unfit
 from drumline.device.weight_loader import WeightLoader
 
 from .conftest import FAMILIES, Rig, random_model, small_config
@@ -418,9 +419,29 @@ def test_a_trainer_that_never_comes_is_waited_for_only_so_long(rig, trainers):
 
 def test_a_backend_for_other_memory_is_refused_by_name(rig):
     fault = rig.plane.join_weight_group(membership(1, backend="nccl"))
-    assert fault == ("backend nccl is not for weights in host memory, where these lie; use gloo")
+    assert fault == "backend nccl is not for weights in host memory, where these lie; use gloo"
+    fault = rig.plane.join_weight_group(membership(1, backend="mpi"))
+    assert fault == "there is no backend mpi here; there are gloo, and nccl for weights on CUDA"
     fault = rig.plane.join_weight_group(membership(1, address="no.such.host.invalid"))
     assert "did not meet at no.such.host.invalid:1" in fault
+
+
+def test_what_carries_tensors_goes_by_where_the_weights_lie():
+    for kind in ("cpu", "cuda"):
+        assert why_unfit("gloo", torch.device(kind)) is None
+    fault = why_unfit("nccl", torch.device("cuda"))
+    assert (fault is None) is torch.distributed.is_nccl_available()
+    assert fault is None or "built without" in fault
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="NCCL joins ranks on two devices")
+def test_a_trainers_tensors_come_over_nccl_to_weights_on_a_device(trainers):
+    trainer = trainers(OTHERS[QUERY].cuda(0), backend="nccl")
+    where = torch.device("cuda", 1)
+    group = TrainerGroup(membership(trainer, backend="nccl"), 30.0, SystemClock(), where)
+    received = torch.empty_like(OTHERS[QUERY], device=where)
+    group.receive(received)
+    assert torch.equal(received.cpu(), OTHERS[QUERY])
 
 
 # The policy to give up what serves before.

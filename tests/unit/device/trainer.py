@@ -16,8 +16,18 @@ def free_port():
 class Trainer:
     """It meets `size` - 1 others, then sends tensors, then leaves or stays until `close`."""
 
-    def __init__(self, tensors, *, size=2, name="weight_update_group", leaves=False, waits_s=10):
+    def __init__(
+        self,
+        tensors,
+        *,
+        size=2,
+        name="weight_update_group",
+        leaves=False,
+        waits_s=10,
+        backend="gloo",
+    ):
         self.port = free_port()
+        self._backend = backend
         self.fault = None
         self._end = threading.Event()
         self._thread = threading.Thread(
@@ -42,8 +52,11 @@ class Trainer:
     def _met(self, size, name, timeout):
         place = f"tcp://127.0.0.1:{self.port}"
         store, _, _ = next(distributed.rendezvous(place, 0, size, timeout=timeout))
-        for prefix in (name, f"{name}/", "cpu/"):
+        nccl = self._backend == "nccl"
+        for prefix in (name, f"{name}/", "cuda/" if nccl else "cpu/"):
             store = distributed.PrefixStore(prefix, store)
+        if nccl:
+            return distributed.ProcessGroupNCCL(store, 0, size)
         return distributed.ProcessGroupGloo(store, 0, size, timeout)
 
     def close(self):
