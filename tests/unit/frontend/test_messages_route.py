@@ -65,7 +65,21 @@ async def test_an_answer_has_the_published_shape(embedded):
             "stop_sequence": None,
             "type": "message",
             "role": "assistant",
+            "weight_version": "default",
         }
+
+
+@run
+async def test_an_answer_says_of_which_weights_it_is_streamed_and_not(embedded):
+    async with talking(embedded, "Hello there!") as it:
+        it.service.engine.weight_version = "step-8"
+        assert (await it.ask()).weight_version == "step-8"
+        events = [event async for event in await it.ask(stream=True)]
+        told = [(event.type, getattr(event, "weight_version", None)) for event in events]
+        assert told[-2:] == [("message_delta", "step-8"), ("message_stop", None)]
+        assert {version for _, version in told[:-2]} == {None}
+        async with it.client.messages.stream(**it.asked()) as stream:
+            assert (await stream.get_final_message()).content[0].text == "Hello there!"
 
 
 @run

@@ -62,6 +62,18 @@ async def test_an_answer_has_the_published_shape(embedded):
 
 
 @run
+async def test_an_answer_says_of_which_weights_it_is_streamed_and_not(embedded):
+    async with talking(embedded, "Hello there!") as it:
+        it.service.engine.weight_version = "step-8"
+        assert (await it.ask()).weight_version == "step-8"
+        *others, last = [event async for event in await it.ask(stream=True)]
+        assert (last.type, last.response.weight_version) == ("response.completed", "step-8")
+        begun = [event.response for event in others if hasattr(event, "response")]
+        assert len(begun) == 2
+        assert not any(hasattr(response, "weight_version") for response in begun)
+
+
+@run
 async def test_a_stream_has_the_events_that_the_client_puts_together(embedded):
     async with talking(embedded, f"<think>\nHm.\n</think>\n\n{CALLS}") as it:
         events = [event async for event in await it.ask(stream=True, tools=TOOLS)]

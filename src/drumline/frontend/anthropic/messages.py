@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
 
 from drumline.frontend.anthropic.request import as_chat, count_as_chat
 from drumline.frontend.anthropic.schema import (
@@ -73,7 +74,12 @@ class MessagesCall:
         stop = self._stop(piece.finish_reason, piece.stop_reason)
         return [
             *(event for each in found for event in _written(each)),
-            _event("message_delta", delta=stop, usage=_usage(usage or Cost())),
+            _event(
+                "message_delta",
+                delta=stop,
+                usage=_usage(usage or Cost()),
+                weight_version=piece.weight_version or UNSET,
+            ),
             _event("message_stop"),
         ]
 
@@ -92,6 +98,7 @@ class MessagesCall:
                 _usage(usage),
                 stop.stop_reason,
                 stop.stop_sequence,
+                weight_version=answer.weight_version or UNSET,
             )
         )
 

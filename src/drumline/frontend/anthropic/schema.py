@@ -116,6 +116,8 @@ class MessageBody(Struct):
     stop_sequence: str | None = None
     type: str = "message"
     role: str = "assistant"
+    weight_version: str | UnsetType = UNSET
+    """What the weights are called that made it, once it is complete."""
 
 
 class Delta(Struct, kw_only=True, omit_defaults=True):
@@ -144,6 +146,7 @@ class Event(Struct, kw_only=True, omit_defaults=True):
     content_block: TextBlock | ThinkingBlock | ToolUseBlock | UnsetType = UNSET
     delta: Delta | StopDelta | UnsetType = UNSET
     usage: Usage | UnsetType = UNSET
+    weight_version: str | UnsetType = UNSET
 
 
 class Count(Struct):

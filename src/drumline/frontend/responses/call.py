@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from drumline.frontend.generation import Asked, Piece, Usage
@@ -84,7 +85,8 @@ class ResponsesCall:
             found += self._sections.finish()
         events = [written for each in found for written in self._written(each)]
         if piece.finish_reason is not None:
-            body = self._ended(frame, piece.finish_reason, usage or Usage())
+            version = piece.weight_version
+            body = self._ended(frame, piece.finish_reason, usage or Usage(), version)
             events.append(self._event(f"response.{body.status}", response=body))
         return events
 
@@ -94,9 +96,9 @@ class ResponsesCall:
     def whole(self, frame: Frame, answers: Sequence[Answer], usage: Usage) -> bytes:
         (answer,) = answers
         self._sections.add(self._turn.whole(0, answer))
-        return _encode(self._ended(frame, answer.finish_reason, usage))
+        return _encode(self._ended(frame, answer.finish_reason, usage, answer.weight_version))
 
-    def _ended(self, frame: Frame, reason: str, usage: Usage) -> ResponseBody:
+    def _ended(self, frame: Frame, reason: str, usage: Usage, version: str) -> ResponseBody:
         complete = reason == "stop"
         return replace(
             self._body(frame, _COMPLETE if complete else _INCOMPLETE),
@@ -109,6 +111,7 @@ class ResponsesCall:
                 OutputDetails(),
                 usage.prompt_tokens + usage.completion_tokens,
             ),
+            weight_version=version or UNSET,
         )
 
     def _body(self, frame: Frame, status: str) -> ResponseBody:

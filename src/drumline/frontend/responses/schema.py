@@ -178,6 +178,8 @@ class ResponseBody(Struct, kw_only=True):
     top_p: float | None = None
     truncation: str = "disabled"
     usage: ResponseUsage | None = None
+    weight_version: str | UnsetType = UNSET
+    """What the weights are called that made it, once it is complete."""
 
 
 class ResponseEvent(Struct, kw_only=True, omit_defaults=True):
