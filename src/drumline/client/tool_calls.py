@@ -26,6 +26,8 @@ class CallFormat(StrEnum):
     """`[{"name": …, "arguments": …}]`, and nothing else."""
     MISTRAL = "mistral"
     """`[TOOL_CALLS][{"name": …, "arguments": …}]`."""
+    MISTRAL_ARGS = "mistral_args"
+    """`[TOOL_CALLS]NAME[ARGS]{…}`, one behind the other: Mistral's later models."""
     DEEPSEEK = "deepseek_v3"
     """`function<sep>NAME`, and the arguments as JSON in a fence, between marks of their own."""
     QWEN_XML = "qwen3_coder"
@@ -33,6 +35,7 @@ class CallFormat(StrEnum):
 
 
 MISTRAL_BEGIN = "[TOOL_CALLS]"
+MISTRAL_ARGS = "[ARGS]"
 DEEPSEEK_BEGIN = "<\uff5ctool\u2581calls\u2581begin\uff5c>"
 DEEPSEEK_END = "<\uff5ctool\u2581calls\u2581end\uff5c>"
 DEEPSEEK_CALL = "<\uff5ctool\u2581call\u2581begin\uff5c>"
@@ -98,6 +101,8 @@ def _certainly(tools: Sequence[Tool], format_: CallFormat, *, parallel: bool) ->
             return _listed(tools, "[", once=once)
         case CallFormat.MISTRAL:
             return _listed(tools, f"{MISTRAL_BEGIN}[", once=once)
+        case CallFormat.MISTRAL_ARGS:
+            return _calls([_named(tool) for tool in tools], "", once=once)
         case CallFormat.DEEPSEEK:
             calls = _calls([_deepseek(tool) for tool in tools], "\n", once=once)
             around = [_text(DEEPSEEK_BEGIN), calls, _text(DEEPSEEK_END)]
@@ -133,6 +138,10 @@ def _calls(tags: list[dict[str, object]], separator: str, *, once: bool) -> dict
 def _listed(tools: Sequence[Tool], begin: str, *, once: bool) -> dict[str, object]:
     calls = _calls([_call(tool, "arguments") for tool in tools], ", ", once=once)
     return {"type": "sequence", "elements": [_text(begin), calls, _text("]")]}
+
+
+def _named(tool: Tool) -> dict[str, object]:
+    return _tag(tool, f"{MISTRAL_BEGIN}{tool.name}{MISTRAL_ARGS}", "")
 
 
 def _deepseek(tool: Tool) -> dict[str, object]:

@@ -27,6 +27,7 @@ HERMES = Reading(calls=CallFormat.HERMES, tools=TOOLS)
 LLAMA = Reading(calls=CallFormat.LLAMA_JSON, tools=TOOLS)
 JSON = Reading(calls=CallFormat.JSON, tools=TOOLS)
 MISTRAL = Reading(calls=CallFormat.MISTRAL, tools=TOOLS)
+NAMED = Reading(calls=CallFormat.MISTRAL_ARGS, tools=TOOLS)
 DEEPSEEK = Reading(calls=CallFormat.DEEPSEEK, tools=TOOLS)
 QWEN_XML = Reading(calls=CallFormat.QWEN_XML, tools=TOOLS)
 THINKS = Reading(reasons=True)
@@ -68,6 +69,21 @@ EXPECTED = [
      [*call(0, "get_weather", OSLO), *call(1, "stop", "{}")]),
     (MISTRAL, f"I look.[TOOL_CALLS][{WEATHER}]",
      [Words("I look."), *call(0, "get_weather", OSLO)]),
+    (NAMED, f"I look.[TOOL_CALLS]get_weather[ARGS]{OSLO}[TOOL_CALLS]stop[ARGS] {{}}\n",
+     [Words("I look."), *call(0, "get_weather", OSLO), *call(1, "stop", "{}")]),
+    (NAMED, f"[TOOL_CALLS]get_weather[CALL_ID]aB3xY8z01[ARGS]{OSLO} Done.",
+     [*call(0, "get_weather", OSLO), Words(" Done.")]),
+    (NAMED, '[TOOL_CALLS]fly[TOOL_CALLS]stop[ARGS]{"a": "cut of',
+     [Words("[TOOL_CALLS]fly"), *call(0, "stop", '{"a": "cut of')]),
+    (NAMED, '[TOOL_CALLS]stop[ARGS]{"a":\n "x\ty\\\\"}', call(0, "stop", '{"a":\n "x\\ty\\\\"}')),
+    (HERMES, '<tool_call>{"name": "stop", "arguments": {"a":\n "x\ny"}}</tool_call>',
+     call(0, "stop", '{"a":\n "x\\ny"}')),
+    (HERMES, '<tool_call>{"name": "stop", "arguments": "{\\"a\\": \\"x\\ny\\"}"}</tool_call>',
+     call(0, "stop", '{"a": "x\\ny"}')),
+    (HERMES, '<tool_call>{"arguments": {"a": "x\x01y"}, "name": "stop"}</tool_call>',
+     call(0, "stop", '{"a": "x\\u0001y"}')),
+    (DEEPSEEK, deepseek(f'stop{SEP}{{"a":\n "x\r\ny"}}'),
+     call(0, "stop", '{"a":\n "x\\r\\ny"}')),
     (DEEPSEEK, deepseek(FENCED, f"stop{SEP}{{}}"),
      [*call(0, "get_weather", OSLO), *call(1, "stop", "{}")]),
     (DEEPSEEK, "I look." + deepseek(f"get_weather{SEP}{OSLO}"),
@@ -126,6 +142,13 @@ EXPECTED = [
 MALFORMED = [
     (MISTRAL, '[TOOL_CALLS][{"name": "fly"}]'),
     (MISTRAL, "[TOOL_CALLS]get_weather[ARGS]{}"),
+    (NAMED, "[TOOL_CALLS]fly[ARGS]{}"),
+    (NAMED, "[TOOL_CALLS]stop[ARGS][1]"),
+    (NAMED, "[TOOL_CALLS]stop[ARGS]"),
+    (NAMED, f"[TOOL_CALLS]{'x' * 300}[ARGS]{{}}"),
+    (NAMED, "[TOOL_CALLS] [TOOL_CAL"),
+    (DEEPSEEK, deepseek(f'stop{SEP}{{"a": NaN}}')),
+    (HERMES, '<tool_call>{"name": "stop", "arguments": "{\\"a\\": NaN}"}</tool_call>'),
     (DEEPSEEK, deepseek(f"fly{SEP}{{}}")),
     (DEEPSEEK, deepseek(f"stop{SEP}[1]")),
     (DEEPSEEK, deepseek("stop")),
@@ -201,7 +224,7 @@ WRITTEN = st.lists(
     st.sampled_from(
         ["<tool_call>", "</tool_call>", "<|python_tag|>", "<think>", "</think>", "{", "}", "[", "]",
          '"', "\\", ",", ":", ";", "\n", " ", "a", "5", "true", '"name"', '"stop"', '"arguments"',
-         '{"name": "stop", "arguments": {', '{"a": [1, "b"]}', "<", "ü", "[TOOL_CALLS]",
+         '{"name": "stop", "arguments": {', '{"a": [1, "b"]}', "<", "ü", "[TOOL_CALLS]", "[ARGS]", "stop[ARGS]{",
          DEEPSEEK_BEGIN, DEEPSEEK_END, DEEPSEEK_CALL, DEEPSEEK_CALL_END, SEP, "stop",
          "<function=stop>", "</function>", "<parameter=a>", "</parameter>"]
     ),
@@ -257,6 +280,9 @@ def test_calls_that_are_written_are_read(calls, form, ascii_only):
         CallFormat.LLAMA_JSON: ";".join(written),
         CallFormat.JSON: f"[{', '.join(written)}]",
         CallFormat.MISTRAL: f"[TOOL_CALLS][{', '.join(written)}]",
+        CallFormat.MISTRAL_ARGS: "".join(
+            f"[TOOL_CALLS]{name}[ARGS]{json.dumps(arguments)}" for name, arguments in calls
+        ),
         CallFormat.QWEN_XML: "\n".join(f"<tool_call>\n{one}\n</tool_call>" for one in written),
         CallFormat.DEEPSEEK: deepseek(
             *(
@@ -290,7 +316,8 @@ def test_a_long_call_costs_its_length_and_no_more():
         ("{{ tools }}", (True, CallFormat.JSON, False)),
         ("{{ tools }}<tool_call><function=x>", (True, CallFormat.QWEN_XML, False)),
         ("{{ tools }}[TOOL_CALLS]", (True, CallFormat.MISTRAL, False)),
-        ("{{ tools }}[TOOL_CALLS]x[ARGS]", (True, None, False)),
+        ("{{ tools }}[TOOL_CALLS]x[ARGS]", (True, CallFormat.MISTRAL_ARGS, False)),
+        ("{{ tools }}<|tool_calls_section_begin|>", (True, None, False)),
         (f"{{{{ tools }}}}{DEEPSEEK_BEGIN}", (True, CallFormat.DEEPSEEK, False)),
         ("{{ content.split('</think>')[-1] }}", (False, None, True)),
         (None, (False, None, False)),
@@ -307,5 +334,8 @@ def test_the_operator_has_the_last_word_on_how_a_model_answers():
     )
     found = form_of("{{ tools }}", chat)
     assert found.marks == ("<tool_call>", "</tool_call>", "<think>", "</think>")
+    mistral = ChatConfig(tool_call_parser=ToolCallParser.MISTRAL)
+    assert form_of("{{ tools }}", mistral).calls is CallFormat.MISTRAL
+    assert form_of("{{ tools }}[ARGS]", mistral).calls is CallFormat.MISTRAL_ARGS
     none = ChatConfig(tool_call_parser=ToolCallParser.NONE, reasoning_parser=ReasoningParser.NONE)
     assert form_of("{{ tools }}<tool_call></think>", none).marks == ()

@@ -61,7 +61,14 @@ def read_deepseek(text):
     return found
 
 
+def read_named(text):
+    _, *calls = text.split("[TOOL_CALLS]")
+    found = [call.split("[ARGS]", 1) for call in calls]
+    return [{"name": name, "arguments": json.loads(said)} for name, said in found]
+
+
 READ = {
+    CallFormat.MISTRAL_ARGS: (read_named, "arguments"),
     CallFormat.MISTRAL: (lambda text: json.loads(text.removeprefix("[TOOL_CALLS]")), "arguments"),
     CallFormat.QWEN_XML: (read_hermes, "arguments"),
     CallFormat.DEEPSEEK: (read_deepseek, "arguments"),
@@ -141,6 +148,7 @@ def test_a_forced_call_may_come_behind_free_text_that_ends_at_its_first_end(libr
         CallFormat.LLAMA_JSON: '{"name": "stop", "parameters": {}}',
         CallFormat.JSON: '[{"name": "stop", "arguments": {}}]',
         CallFormat.MISTRAL: '[TOOL_CALLS][{"name": "stop", "arguments": {}}]',
+        CallFormat.MISTRAL_ARGS: "[TOOL_CALLS]stop[ARGS]{}",
         CallFormat.QWEN_XML: '<tool_call>\n{"name": "stop", "arguments": {}}\n</tool_call>',
         CallFormat.DEEPSEEK: f"{DEEPSEEK_BEGIN}{DEEPSEEK_CALL}function{SEP}stop\n```json\n{{}}\n"
         f"```{DEEPSEEK_CALL_END}{DEEPSEEK_END}",

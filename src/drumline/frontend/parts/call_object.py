@@ -9,6 +9,8 @@ import json
 import re
 from enum import IntEnum, auto
 
+from drumline.frontend.parts.json_text import inside_string, inside_strings, no_number
+
 _MEMBERS = ("arguments", "parameters")
 _SPACE = " \t\r\n"
 _VALUES = '"{[-0123456789tfn'
@@ -190,7 +192,7 @@ class CallObject:
         if not self.begun or not self._streams:
             self._raw.append(text)
         if self._streams and self._arguments is not None:
-            self._arguments.append(text)
+            self._arguments.append(inside_string(text) if self._quoted else text)
         else:
             self._token.append(text)
 
@@ -213,7 +215,7 @@ class CallObject:
                 self._begin()
         elif self._member in _MEMBERS and self._arguments is None:
             said = self._unquoted()
-            self._arguments = [said]
+            self._arguments = [inside_strings(said)]
             if not _is_object(said):
                 self._at = _At.FAILED
             elif self.name is not None:
@@ -230,6 +232,6 @@ class CallObject:
 
 def _is_object(text: str) -> bool:
     try:
-        return isinstance(json.loads(text, strict=False), dict)
+        return isinstance(json.loads(text, strict=False, parse_constant=no_number), dict)
     except (ValueError, RecursionError):
         return False

@@ -7,16 +7,18 @@ from msgspec import Struct
 from drumline.client.tool_calls import (
     DEEPSEEK_BEGIN,
     DEEPSEEK_SEPARATOR,
+    MISTRAL_ARGS,
     MISTRAL_BEGIN,
     CallFormat,
 )
 from drumline.core.config import ChatConfig, ReasoningParser, ToolCallParser
+from drumline.frontend.parts import named_calls
 from drumline.frontend.parts.calls import STYLES
 from drumline.frontend.parts.reasoning import BEGIN, END
 from drumline.frontend.parts.whole_calls import DEEPSEEK, QWEN_XML
 
 _TOOLS = re.compile(r"\btools\b")
-_OTHER = ("[ARGS]", "tool_calls_section_begin")
+_OTHER = ("tool_calls_section_begin",)
 """Marks of formats that are not read; without one of ours, calls in them would pass for words."""
 _NAMED = {
     ToolCallParser.HERMES: CallFormat.HERMES,
@@ -36,10 +38,12 @@ _MARKS: dict[CallFormat, tuple[str, ...]] = {
     **{format_: (style.begin, style.end) for format_, style in STYLES.items()},
     CallFormat.DEEPSEEK: (*DEEPSEEK.marks, DEEPSEEK_SEPARATOR),
     CallFormat.QWEN_XML: QWEN_XML.marks,
+    CallFormat.MISTRAL_ARGS: named_calls.MARKS,
 }
 _BY_MARK = (
     ("<function=", CallFormat.QWEN_XML),
     ("<tool_call>", CallFormat.HERMES),
+    (MISTRAL_ARGS, CallFormat.MISTRAL_ARGS),
     (MISTRAL_BEGIN, CallFormat.MISTRAL),
     (DEEPSEEK_BEGIN, CallFormat.DEEPSEEK),
 )
@@ -71,6 +75,8 @@ def form_of(template: str | None, chat: ChatConfig) -> AnswerForm:
             calls = _shown(template) if takes_tools else None
         case ToolCallParser.NONE:
             calls = None
+        case ToolCallParser.MISTRAL if MISTRAL_ARGS in template:
+            calls = CallFormat.MISTRAL_ARGS
         case named:
             calls = _NAMED[named]
     reasons = (

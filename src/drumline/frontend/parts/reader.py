@@ -4,6 +4,7 @@ from msgspec import Struct
 
 from drumline.client.tool_calls import CallFormat
 from drumline.frontend.parts.calls import STYLES, CallReader
+from drumline.frontend.parts.named_calls import NamedCallReader
 from drumline.frontend.parts.part import Part, Reasoning, Words, joined
 from drumline.frontend.parts.reasoning import ReasoningReader
 from drumline.frontend.parts.whole_calls import DEEPSEEK, QWEN_XML, Schemas, WholeCallReader
@@ -21,7 +22,8 @@ class Reading(Struct, frozen=True, kw_only=True):
     most_calls: int | None = None
 
 
-def _call_reader(reading: Reading) -> CallReader | WholeCallReader | None:
+def _call_reader(reading: Reading) -> CallReader | WholeCallReader | NamedCallReader | None:
+    names = frozenset(reading.tools)
     match reading.calls:
         case None:
             return None
@@ -29,8 +31,9 @@ def _call_reader(reading: Reading) -> CallReader | WholeCallReader | None:
             return WholeCallReader(DEEPSEEK, reading.tools, most=reading.most_calls)
         case CallFormat.QWEN_XML:
             return WholeCallReader(QWEN_XML, reading.tools, most=reading.most_calls)
+        case CallFormat.MISTRAL_ARGS:
+            return NamedCallReader(names, most=reading.most_calls)
         case format_:
-            names = frozenset(reading.tools)
             return CallReader(STYLES[format_], names, most=reading.most_calls)
 
 

@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from enum import IntEnum, auto
-from typing import Any, NoReturn
+from typing import Any
 
 from msgspec import Struct
 
@@ -19,6 +19,7 @@ from drumline.client.tool_calls import (
     DEEPSEEK_END,
     DEEPSEEK_SEPARATOR,
 )
+from drumline.frontend.parts.json_text import inside_strings, no_number
 from drumline.frontend.parts.marks import may_begin, unsure
 from drumline.frontend.parts.part import Arguments, CallBegun, Part, Words
 
@@ -55,11 +56,11 @@ def deepseek_call(body: str, schemas: Schemas) -> Parsed:
         name, _, arguments = arguments.partition(_FENCE)
         arguments = arguments.removesuffix("\n").removesuffix(_FENCE_END)
     try:
-        if not isinstance(json.loads(arguments, strict=False), dict):
+        if not isinstance(json.loads(arguments, strict=False, parse_constant=no_number), dict):
             return None
     except (ValueError, RecursionError):
         return None
-    return name.strip(), arguments.strip()
+    return name.strip(), inside_strings(arguments.strip())
 
 
 def qwen_call(body: str, schemas: Schemas) -> Parsed:
@@ -83,7 +84,7 @@ def qwen_call(body: str, schemas: Schemas) -> Parsed:
 
 def _json_call(body: str) -> Parsed:
     try:
-        call = json.loads(body, strict=False, parse_constant=_no_number)
+        call = json.loads(body, strict=False, parse_constant=no_number)
     except (ValueError, RecursionError):
         return None
     if not isinstance(call, dict) or not isinstance(call.get("name"), str):
@@ -98,14 +99,9 @@ def _value(text: str, schema: Any) -> Any:
     if isinstance(schema, dict) and schema.get("type") == "string":
         return text
     try:
-        return json.loads(text, parse_constant=_no_number)
+        return json.loads(text, parse_constant=no_number)
     except (ValueError, RecursionError):
         return text
-
-
-def _no_number(name: str) -> NoReturn:
-    """Refuse what Python reads as a number, and JSON has no word for."""
-    raise ValueError(f"{name} is no number")
 
 
 class _At(IntEnum):
