@@ -164,7 +164,7 @@ async def test_a_model_without_a_format_of_its_own_is_forced_to_call_in_json(emb
     async with talking(embedded, says, template="{{ messages[0].content }}") as it:
         (answer,) = (await it.ask(tool_choice="required")).choices
         assert answer.message.tool_calls[0].function.arguments == '{"a": 1}'
-    other = TEMPLATE + "{# [ARGS] #}"
+    other = TEMPLATE + "{# tool_calls_section_begin #}"
     async with talking(embedded, says, template=other) as it:
         with pytest.raises(BadRequestError, match="--tool-call-parser"):
             await it.ask()
