@@ -323,9 +323,7 @@ class ServingWeights:
         return _Staged(writes, places)
 
 
-def _room_for(
-    name: str, shape: Sequence[int], dtype: torch.dtype, device: torch.device
-) -> Tensor:
+def _room_for(name: str, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return memory of a device for a tensor. Raises RefusedError when there is none left."""
     try:
         return torch.empty(tuple(shape), dtype=dtype, device=device)

@@ -224,7 +224,8 @@ WRITTEN = st.lists(
     st.sampled_from(
         ["<tool_call>", "</tool_call>", "<|python_tag|>", "<think>", "</think>", "{", "}", "[", "]",
          '"', "\\", ",", ":", ";", "\n", " ", "a", "5", "true", '"name"', '"stop"', '"arguments"',
-         '{"name": "stop", "arguments": {', '{"a": [1, "b"]}', "<", "ü", "[TOOL_CALLS]", "[ARGS]", "stop[ARGS]{",
+         '{"name": "stop", "arguments": {', '{"a": [1, "b"]}', "<", "ü", "[TOOL_CALLS]",
+         "[ARGS]", "stop[ARGS]{",
          DEEPSEEK_BEGIN, DEEPSEEK_END, DEEPSEEK_CALL, DEEPSEEK_CALL_END, SEP, "stop",
          "<function=stop>", "</function>", "<parameter=a>", "</parameter>"]
     ),

@@ -63,6 +63,25 @@ async def test_an_id_in_flight_at_one_worker_is_refused_by_another_and_free_behi
 
 
 @run
+async def test_an_id_of_embeddings_is_one_of_all_workers_and_of_all_routes(embedded):
+    async with served_by_workers(embedded, step_s=0.01) as server:
+        one, other = server.workers
+        server.fake.held.set()
+        mine = {"headers": {"x-request-id": "mine"}}
+        body = {"input": [5, 6]}
+        first = asyncio.create_task(one.http.post("/v1/embeddings", json=body, **mine))
+        await until(lambda: server.fake.requests)
+        refused = await other.http.post("/v1/embeddings", json=body, **mine)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (409, "request_id_in_use")
+        assert (await other.complete(prompt="Hi", **mine)).status_code == 409
+        unnamed = asyncio.create_task(other.http.post("/v1/embeddings", json=body))
+        server.fake.held.clear()
+        assert [(await each).status_code for each in (first, unnamed)] == [200, 200]
+        again = await other.http.post("/v1/embeddings", json=body, **mine)
+        assert again.status_code == 200
+
+
+@run
 async def test_a_request_is_aborted_from_any_worker_by_any_of_its_ids(embedded):
     async with served_by_workers(embedded, says=lambda _: [1] * 500, step_s=0.01) as server:
         one, other = server.workers

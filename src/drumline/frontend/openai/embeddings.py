@@ -112,7 +112,7 @@ class Embeddings:
                     raise as_request_error(PeerError("its process ended"))
                 async with (
                     asyncio.timeout(service.server.request_timeout),
-                    service.desk.held(counted=True),
+                    service.desk.held((reply.request_id,), counted=True),
                 ):
                     told = await self._told(body, reply.request_id)
         except asyncio.CancelledError:

@@ -34,8 +34,17 @@ class NamedCallReader:
     """Cuts one stream of text into words and calls."""
 
     __slots__ = (
-        "_at", "_depth", "_escaped", "_gap", "_held", "_most", "_name", "_names", "_quoted", "calls",
-    )  # fmt: skip
+        "_at",
+        "_depth",
+        "_escaped",
+        "_gap",
+        "_held",
+        "_most",
+        "_name",
+        "_names",
+        "_quoted",
+        "calls",
+    )
 
     def __init__(self, names: frozenset[str], *, most: int | None = None) -> None:
         """Find calls of the tools with these `names`, the first `most` of them."""
