@@ -57,6 +57,8 @@ class Ranks(Struct, frozen=True):
     """The ranks that run this scheduler, mirrored; the first holds the frontend's link."""
     world: Group
     """The ranks at this one's place in every replica, whose forwards run in step."""
+    pipeline: Group | None = None
+    """The ranks at this one's place in every stage, in stage order; None for a single stage."""
     members: tuple[int, ...] = (0,)
     """The replica's ranks, as an operator knows them."""
     rank: int = 0
@@ -125,6 +127,7 @@ class EventLoop:
             data_plane=data_plane,
             clock=clock,
             world=ranks.world,
+            pipeline=ranks.pipeline,
             relay=self._relay,
             outputs=self._outputs,
             history=self._history,

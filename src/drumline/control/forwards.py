@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from drumline.contract.arrays import NO_INTS
 from drumline.contract.plan import Batch, Plan
 from drumline.contract.ports import Clock, DataPlane, Dispatch, DpRound, Group
+from drumline.contract.result import ForwardResult, decode_result, encode_result
 from drumline.control.batch_log import BatchLog
 from drumline.control.history import HistoryRows
 from drumline.control.output import Outputs
@@ -28,7 +29,11 @@ class _Forward(Struct, frozen=True):
 
 
 class Forwards:
-    """The forwards of one rank, in step with those of the world's other ranks."""
+    """The forwards of one rank, in step with those of the world's other ranks.
+
+    `pipeline` are the ranks at this one's place in every stage, in stage order; None where
+    there is one stage.
+    """
 
     def __init__(
         self,
@@ -36,6 +41,7 @@ class Forwards:
         data_plane: DataPlane,
         clock: Clock,
         world: Group,
+        pipeline: Group | None,
         relay: Relay,
         outputs: Outputs,
         history: HistoryRows | None,
@@ -46,6 +52,7 @@ class Forwards:
         self._data_plane = data_plane
         self._clock = clock
         self._world = world
+        self._pipeline = pipeline
         self._relay = relay
         self._outputs = outputs
         self._history = history
@@ -114,15 +121,22 @@ class Forwards:
         return True
 
     def commit(self, dispatched: bool) -> None:
-        """Commit down to the depth; without a new forward nothing would push the queue on, so
-        all of it commits."""
-        self.commit_down_to(self._depth if dispatched else 0)
+        """Commit down to the depth, or, where nothing was dispatched, the oldest at least.
+
+        Nothing else would push the queue on then. Of a pipeline it must not be all of it: the
+        rows of the oldest are what the first stage computes while the last one finishes the
+        others.
+        """
+        if dispatched:
+            self.commit_down_to(self._depth)
+        elif self._in_flight:
+            self.commit_down_to(min(self._depth, len(self._in_flight) - 1))
 
     def commit_down_to(self, depth: int) -> None:
         """Commit the oldest forwards until at most `depth` are in flight."""
         while len(self._in_flight) > depth:
             forward = self._in_flight.popleft()
-            result = self._data_plane.complete(forward.ticket)
+            result = self._adopted(self._data_plane.complete(forward.ticket))
             self._relay.add_result(result)
             if self._history is not None:
                 self._history.commit(forward.batch, result)
@@ -131,6 +145,20 @@ class Forwards:
             told_us = self._clock.now_us() + self.ahead_us
             self._outputs.commit(forward.batch, result, told_us)
             self._batch_log.committed(len(result.tokens))
+
+    def _adopted(self, result: ForwardResult) -> ForwardResult:
+        """Return what the last stage made of a forward: it alone samples.
+
+        Collective: over the pipeline, once a commit.
+        """
+        pipeline = self._pipeline
+        if pipeline is None:
+            return result
+        last = pipeline.size - 1
+        if pipeline.index == last:
+            pipeline.broadcast(last, encode_result(result))
+            return result
+        return decode_result(pipeline.broadcast(last, b""))
 
     def described(self, plan: Plan) -> dict[str, Any]:
         """Return what a profile tells of a plan."""

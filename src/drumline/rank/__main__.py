@@ -37,7 +37,7 @@ def main() -> int:
     stop = threading.Event()
     watch_launcher(stop.set)
     level = settings.config.process.log_level or LogLevel.INFO
-    if level is LogLevel.INFO and layout.tensor_index(settings.rank):
+    if level is LogLevel.INFO and not layout.leads(settings.rank):
         level = LogLevel.WARNING  # its replica's first member says the same
     configure(f"rank{settings.rank}", level)
     reports = Reports(settings.report_fd)

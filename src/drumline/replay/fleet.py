@@ -68,6 +68,7 @@ def scenario(seed: int) -> Scenario:
     """Draw a scenario: layout, arrivals, aborts, flushes, freezes, slow ranks."""
     rng = random.Random(seed)
     layout = Layout(*rng.choice(((1, 2), (2, 1), (2, 2), (3, 1), (1, 3))))
+    layout, depth = _in_stages(layout, seed)
     heads = [[rng.randrange(1, 512) for _ in range(24)] for _ in range(2)]
     asked = []
     acts: defaultdict[tuple[int, int], list[Act]] = defaultdict(list)
@@ -101,7 +102,7 @@ def scenario(seed: int) -> Scenario:
     suspends = rng.random() < 0.5  # noqa: PLR2004
     return Scenario(
         layout=layout,
-        depth=rng.randrange(2),
+        depth=rng.randrange(2) if depth is None else depth,
         specs=small_specs(
             num_pages=rng.choice((17, 33, 65)),
             max_rows=rng.choice((2, 8)),
@@ -116,6 +117,16 @@ def scenario(seed: int) -> Scenario:
         stopper=rng.randrange(layout.data),
         closes=rng.random() < _SOMETIMES,
     )
+
+
+def _in_stages(layout: Layout, seed: int) -> tuple[Layout, int | None]:
+    """Draw whether replicas are pipelines, and then how many forwards are in flight."""
+    rng = random.Random(f"{seed}, stages")
+    if rng.random() >= _SOMETIMES:
+        return layout, None
+    stages = rng.choice((2, 2, 3))
+    tensor = layout.tensor if stages == 2 and layout.data == 1 else 1  # noqa: PLR2004 - two by two
+    return Layout(tensor, layout.data, stages), rng.choice((stages, stages, *range(5)))
 
 
 def _controls(seed: int, layout: Layout) -> Iterator[tuple[int, int, Act]]:
@@ -189,12 +200,12 @@ class Fleet:
 
     def owner(self, engine: int) -> Simulation:
         """Return the rank that holds an engine's link to its frontend."""
-        return self.sims[engine * self.played.layout.tensor]
+        return self.sims[self.played.layout.leader(engine)]
 
     def run_rank(self, mesh: InProcessMesh, planted: Callable[[int, Simulation], None]) -> None:
         """Run one rank until all agreed to stop."""
         layout, rank = self.played.layout, mesh.index
-        replica, world = layout.replica(rank), layout.peers(rank)
+        replica, world, line = layout.replica(rank), layout.peers(rank), layout.line(rank)
         lags, most = random.Random(self._seed + rank), self.played.lags[rank]
         sim = self.sims[rank] = Simulation(
             self.played.specs,
@@ -205,13 +216,14 @@ class Fleet:
             force_retraction_interval=self.played.suspends_every,
             replica=_group(mesh, replica, "replica"),
             world=_group(mesh, world, "world"),
+            pipeline=mesh.group(line, "pipeline") if len(line) > 1 else None,
             members=replica,
             rank=rank,
         )
         # Clocks of different machines have nothing in common.
         sim.clock.advance(lags.randrange(10**9))
         planted(rank, sim)
-        engine, leads = layout.data_index(rank), layout.tensor_index(rank) == 0
+        engine, leads = layout.data_index(rank), layout.leads(rank)
         stopper = leads and engine == self.played.stopper
         for round_ in range(_MOST_ROUNDS):
             if leads:
@@ -254,6 +266,9 @@ class Fleet:
             first = layout.replica(rank)[0]
             if sim.loop.story() != self.sims[first].loop.story():
                 raise InvariantError(f"ranks {first} and {rank} of a replica ran different rounds")
+            last = self.sims[layout.line(rank)[-1]]
+            if sim.plane.seen != last.plane.seen:
+                raise InvariantError(f"rank {rank} and the last stage saw different rows")
             # With data parallelism the forwards of all ranks are in the same rounds.
             peer = layout.peers(rank)[0]
             if self.forwards[rank] != self.forwards[peer]:

@@ -38,6 +38,9 @@ from drumline.core.errors import ConfigError, InvariantError
 from drumline.replay.arithmetic import Entries, entry, token_of, weights
 from drumline.replay.tiers import GARBAGE, PagedTiers
 
+_ELSEWHERE = -1
+"""Stands for the token that another stage sampled last."""
+
 
 class Profiled(Struct, eq=False):
     """One recording: what was asked for, and the rounds whose forwards it has."""
@@ -69,6 +72,8 @@ class PagedPlane:
     `faulty` names requests whose logits are not finite. A cache operation is acknowledged
     at the `delay(op)`-th poll after it ran (0: at the next one), and one that is `failing`
     moves nothing.
+    Of a pipeline every stage feeds what plans name, and the last alone `samples`. What each saw
+    of a forward's rows is in `seen`, which must be the same on all of them.
     Memory that is released holds garbage, and a forward in it is an error; `unreleasable`
     is why none can be.
     """
@@ -81,7 +86,13 @@ class PagedPlane:
         faulty: frozenset[str] = frozenset(),
         delay: Callable[[CacheOp], int] = lambda _op: 0,
         failing: Callable[[CacheOp], bool] = lambda _op: False,
+        stages: int = 1,
+        samples: bool = True,
     ) -> None:
+        self._stages = stages
+        self._samples = samples
+        self.seen: list[tuple[int, ...]] = []
+        """Of each forward of a pipeline, what its rows that end saw."""
         for group in specs.groups:
             if group.kind is AttentionKind.STATE:
                 raise ConfigError(
@@ -381,6 +392,7 @@ class PagedPlane:
         batch = plan.batch
         assert batch is not None
         tokens: list[int] = []
+        seen: list[int] = []
         counts = np.ones(batch.size, np.int32)
         faulty: list[int] = []
         start = 0
@@ -398,12 +410,22 @@ class PagedPlane:
             if index < batch.extends and end < batch.prompt_lengths[index]:
                 counts[index] = 0
                 continue
-            token = token_of(self._seen(row, end), request.sampling.seed, self._vocab_size)
+            seen.append(self._seen(row, end))
+            if not self._samples:
+                self._last[request.rid] = _ELSEWHERE
+                continue
+            token = token_of(seen[-1], request.sampling.seed, self._vocab_size)
             token = self._held_to_grammar(request.rid, token)
             self._last[request.rid] = token
             tokens.append(token)
             if request.rid in self._faulty:
                 faulty.append(index)
+        if self._stages > 1:
+            self.seen.append(tuple(seen))
+        if not self._samples:
+            nothing = np.zeros(batch.size, np.int32)
+            self._results[ticket] = ForwardResult(tokens=nothing[:0], counts=nothing)
+            return
         sampled = np.array(tokens, np.int32)
         self._results[ticket] = ForwardResult(
             tokens=sampled,
@@ -452,7 +474,13 @@ class PagedPlane:
 
     def _fed_back(self, batch: Batch, index: int, request: Admission) -> int:
         named = -1 if batch.decode_ids is None else int(batch.decode_ids[index - batch.extends])
-        return self._last[request.rid] if named < 0 else named
+        last = self._last[request.rid]
+        if self._stages > 1 and last not in (named, _ELSEWHERE):
+            raise InvariantError(f"{request.rid!r} is fed {named} where {last} was sampled")
+        fed = last if named < 0 else named
+        if fed == _ELSEWHERE:
+            raise InvariantError(f"{request.rid!r} is fed what this stage does not know")
+        return fed
 
     def _write(self, row: int, before: int, feed: list[int]) -> None:
         for table, slots, size in zip(self._tables, self._slots, self._block_tokens, strict=True):

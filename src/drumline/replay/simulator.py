@@ -161,6 +161,7 @@ class Simulation:
         host_write_policy: WritePolicy = WritePolicy.WRITE_THROUGH,
         replica: Group | None = None,
         world: Group | None = None,
+        pipeline: Group | None = None,
         grammars: GrammarCompiler | None = None,
         members: tuple[int, ...] = (),
         rank: int = 0,
@@ -169,7 +170,16 @@ class Simulation:
         self.specs = specs or small_specs()
         self.clock = ManualClock()
         self.frontend = ScriptedFrontend(self.clock)
-        self.plane = PagedPlane(self.specs, lag=lag, faulty=faulty, delay=delay, failing=failing)
+        stages = 1 if pipeline is None else pipeline.size
+        self.plane = PagedPlane(
+            self.specs,
+            lag=lag,
+            faulty=faulty,
+            delay=delay,
+            failing=failing,
+            stages=stages,
+            samples=pipeline is None or pipeline.index == stages - 1,
+        )
         self.scheduler = Scheduler(
             SchedulerConfig(
                 groups=self.specs.groups,
@@ -178,7 +188,8 @@ class Simulation:
                 max_rows=self.specs.max_rows,
                 max_scheduled_tokens=self.specs.max_scheduled_tokens,
                 max_model_tokens=self.specs.model.max_model_len,
-                overlap_depth=depth,
+                overlap_depth=depth if stages == 1 else 0,
+                stages=stages,
                 mixed_batch=mixed_batch,
                 prefix_caching=prefix_caching,
                 max_queued_requests=max_queued_requests,
@@ -194,7 +205,13 @@ class Simulation:
             data_plane=EncodedPlane(self.plane) if encoded else self.plane,
             frontend=self.frontend if replica is None or replica.index == 0 else None,
             clock=self.clock,
-            ranks=Ranks(replica or SoloGroup(), world or SoloGroup(), members, rank),
+            ranks=Ranks(
+                replica=replica or SoloGroup(),
+                world=world or SoloGroup(),
+                pipeline=pipeline,
+                members=members,
+                rank=rank,
+            ),
             limits=Limits.of(
                 self.specs, self.scheduler.max_request_tokens, grammars=grammars is not None
             ),

@@ -10,11 +10,11 @@ from drumline.scheduler.rows import Rows
 
 
 def batch_of(
-    chunks: list[Chunk], decodes: Decodes | None, rows: Rows, first_tokens: IntArray | None = None
+    chunks: list[Chunk], decodes: Decodes | None, rows: Rows, named: IntArray | None = None
 ) -> Batch | None:
     """Return the forward of `chunks` and `decodes`, None of neither.
 
-    `first_tokens` is what decode rows feed that they did not sample.
+    `named` is what decode rows feed where the data plane has not what they sampled, else -1.
     """
     if not chunks:
         if decodes is None:
@@ -24,7 +24,7 @@ def batch_of(
             generations=decodes.generations,
             input_lengths=decodes.input_lengths,
             prefix_lengths=_frozen(decodes.prefix_lengths),
-            decode_ids=first_tokens,
+            decode_ids=None if named is None else _frozen(named),
         )
     requests = [chunk.request for chunk in chunks]
     chosen = [request.row for request in requests]
@@ -60,7 +60,7 @@ def batch_of(
         extend_ids=_frozen(fed[0] if len(fed) == 1 else np.concatenate(fed)),
         prompt_lengths=prompts,
         next_ids=nexts,
-        decode_ids=first_tokens,
+        decode_ids=None if named is None else _frozen(named),
     )
 
 

@@ -85,7 +85,10 @@ class SchedulerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     decode_tokens: int = 1
     """Tokens a decode row feeds; above 1 all but the first are drafts."""
     overlap_depth: int = 0
-    """Forwards that may be planned before the one ahead of them is committed: 0 or 1."""
+    """Forwards of one row that may be planned before the one ahead of them is committed: 0 or 1."""
+    stages: int = 1
+    """Pipeline stages. Where there are several, the first has not what the last samples: a row
+    decodes again only once its result has come, and rows take turns, so that all stages compute."""
     mixed_batch: bool = True
     mixed_prefill_tokens: int | None = None
     """Prompt tokens that a batch with decodes may feed beside them; None is what is left."""
@@ -193,8 +196,7 @@ class SchedulerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
                 raise ConfigError(name, f"must be at least 1, not {getattr(self, name)}")
         if self.num_pages < 2:  # noqa: PLR2004 - the null page and one that holds something
             raise ConfigError("num_pages", f"must be at least 2, not {self.num_pages}")
-        if self.overlap_depth not in (0, 1):
-            raise ConfigError("overlap_depth", f"must be 0 or 1, not {self.overlap_depth}")
+        _check_flow(self.stages, self.overlap_depth)
         for name in (
             "mixed_prefill_tokens",
             "patience",
@@ -231,6 +233,15 @@ class SchedulerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         if self.debug_force_retraction_interval and not self.max_retracted_requests:
             raise ConfigError("debug_force_retraction_interval", "needs a snapshot pool")
         _check_groups(self.groups, self.prefix_granularity)
+
+
+def _check_flow(stages: int, overlap_depth: int) -> None:
+    if stages < 1:
+        raise ConfigError("stages", f"must be at least 1, not {stages}")
+    if overlap_depth not in (0, 1):
+        raise ConfigError("overlap_depth", f"must be 0 or 1, not {overlap_depth}")
+    if stages > 1 and overlap_depth:
+        raise ConfigError("overlap_depth", "rows of a pipeline wait for their results: it is 0")
 
 
 def _check_groups(groups: tuple[CacheGroup, ...], prefix_granularity: int) -> None:

@@ -16,7 +16,7 @@ from drumline.core.errors import InvariantError
 from drumline.scheduler.agenda import Agenda
 from drumline.scheduler.config import SchedulerConfig
 from drumline.scheduler.draft import Draft
-from drumline.scheduler.index import FEW, IndexArray, every, scalar
+from drumline.scheduler.index import FEW, ZERO, IndexArray, every, scalar, some
 from drumline.scheduler.lifecycle import Move, State
 from drumline.scheduler.publication import Publication
 from drumline.scheduler.requests import Request, RequestTable
@@ -42,6 +42,7 @@ class Decoding:
         "_agenda",
         "_blocked",
         "_caching",
+        "_decoded",
         "_end",
         "_held",
         "_page",
@@ -52,6 +53,7 @@ class Decoding:
         "_reserved",
         "_rows",
         "_sharing_tails",
+        "_stages",
         "_states",
         "_step",
         "_tables",
@@ -71,6 +73,9 @@ class Decoding:
         end: Callable[[Request, Move], None],
     ) -> None:
         self._width = config.decode_tokens
+        self._stages = config.stages
+        self._decoded = np.zeros(config.max_rows + 1, np.intp)
+        """The round of each row's last decode, where rows take turns."""
         self._step = scalar(config.decode_tokens)
         self._page = scalar(config.prefix_granularity)
         self._page_tokens = config.prefix_granularity
@@ -133,8 +138,11 @@ class Decoding:
         rows, generations, lengths = roster.rows, roster.generations, roster.lengths
         index, ones, steps = roster.index, roster.ones, roster.steps
         limit = budget // self._width
-        if left_out or self._held or len(rows) > limit:
-            index = index[~np.isin(index, [*left_out, *self._held])][:limit]
+        if left_out or self._held or len(rows) > limit or self._stages > 1:
+            index = index[~np.isin(index, [*left_out, *self._held])]
+            if self._stages > 1:
+                index = self._in_turn(index)
+            index = index[:limit]
             rows, generations = index.astype(np.int32), fields.generation[index]
             lengths = lengths[: len(index)]
             ones = roster.marks(index)
@@ -142,6 +150,8 @@ class Decoding:
         prefix = fields.computed[index].astype(np.int32)
         fields.computed += steps
         fields.outstanding += ones
+        if self._stages > 1:
+            self._decoded[index] = draft.round
         if aborted or left_out:
             due = [row for row in due if row in roster and row not in left_out]
             together = None
@@ -153,12 +163,29 @@ class Decoding:
 
     def _join(self) -> dict[int, Request]:
         """Take those that are ready into the batch, and return them by row."""
-        joining = {request.row: request for request in self._ready}
-        self._ready.clear()
+        waiting: list[Request] = []
+        if self._stages > 1:
+            outstanding = self._rows.outstanding
+            waiting = [request for request in self._ready if outstanding[request.row]]
+        joining = {request.row: request for request in self._ready if request not in waiting}
+        self._ready = waiting
         for request in joining.values():
             self._requests.move(request, Move.DECODE)
             self.roster.join(request.row)
         return joining
+
+    def _in_turn(self, index: IndexArray) -> IndexArray:
+        """Return those of `index` whose turn it is in a pipeline, in the same order.
+
+        No result is under way for them, and they are at most a stage's share of all rows, so
+        that as many forwards as there are stages have rows. Who waited longest goes first.
+        """
+        index = index[self._rows.outstanding[index] == ZERO]
+        share = -(-len(self.roster) // self._stages)
+        if len(index) <= share:
+            return index
+        longest = np.argsort(self._decoded[index], kind="stable")[:share]
+        return index[np.sort(longest)]
 
     def _make_room(
         self,
@@ -231,7 +258,20 @@ class Decoding:
     @property
     def stuck(self) -> bool:
         """Rows wait for blocks, and no request that ended will give any back by itself."""
-        return bool(self._blocked) and not self._requests.counts[State.FINISHING]
+        if not self._blocked or self._requests.counts[State.FINISHING]:
+            return False
+        # A request whose result is under way may end with it.
+        return not self._owed()
+
+    def _owed(self) -> bool:
+        """Whether rows wait for results without which they cannot be planned."""
+        if self._stages == 1:
+            return False
+        self.roster.refresh()
+        outstanding = self._rows.outstanding
+        return some(outstanding[self.roster.index] > ZERO) or any(
+            outstanding[request.row] for request in self._ready
+        )
 
     def requests(self) -> list[Request]:
         """Return the decoding requests in order of submission."""

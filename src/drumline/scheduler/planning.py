@@ -92,10 +92,12 @@ class Planning:
                 self._storage.prefetches.leave(chunk.request)
         if self._host.waiting:
             self._host.store(draft)
-        first_tokens: IntArray | None = None
-        if self._peers is not None and decodes is not None:
-            first_tokens = self._peers.first_tokens(decodes.rows)
-        return draft.done(batch_of(chunks, decodes, self._rows, first_tokens))
+        named: IntArray | None = None
+        if decodes is not None and self.config.stages > 1:
+            named = self._rows.last[decodes.rows]
+        elif decodes is not None and self._peers is not None:
+            named = self._peers.first_tokens(decodes.rows)
+        return draft.done(batch_of(chunks, decodes, self._rows, named))
 
     def _ask_storage(self, storage: StorageTier, draft: Draft) -> None:
         """Plan storage operations, and who waits for them."""

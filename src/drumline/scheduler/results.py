@@ -15,7 +15,7 @@ from drumline.scheduler.rows import Rows
 class Commits:
     """Writes results into the rows."""
 
-    __slots__ = ("_frames", "_hashing", "_requests", "_roster", "_rows", "_width")
+    __slots__ = ("_frames", "_hashing", "_naming", "_requests", "_roster", "_rows", "_width")
 
     def __init__(
         self,
@@ -29,6 +29,7 @@ class Commits:
         self._roster = roster
         self._width = config.decode_tokens
         self._hashing = config.prefix_caching
+        self._naming = config.stages > 1
         self._frames = rows.frames.reshape(-1)
 
     def apply(self, results: Results) -> list[Request]:
@@ -50,6 +51,8 @@ class Commits:
             # As many tokens as rows, and no row without: one each, and none had drafts.
             if self._width == 1 and len(tokens) == len(index) == np.count_nonzero(counts):
                 fields.known += owed
+                if self._naming:
+                    fields.last[index] = tokens
                 if self._hashing:
                     self._frames[fields.cursor[index]] = tokens
                     fields.cursor += owed
@@ -95,6 +98,9 @@ class Commits:
         fields = self._rows
         known = fields.known[rows] + counts
         fields.known[rows] = known
+        if self._naming:
+            ends = np.cumsum(counts)
+            fields.last[rows[counts > 0]] = tokens[ends[counts > 0] - 1]
         # What is in flight was planned as if every draft would be accepted.
         fields.computed[rows] = known - 1 + fields.outstanding[rows] * self._width
         if self._hashing:

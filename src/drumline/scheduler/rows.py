@@ -29,6 +29,7 @@ class Suspended(Struct, frozen=True, eq=False):
     hashed: int
     digest: bytes
     newest: IntArray
+    last: int
 
 
 class Rows:
@@ -60,6 +61,7 @@ class Rows:
         "hashed_of",
         "known",
         "known_of",
+        "last",
         "newest",
         "outstanding",
         "owners",
@@ -97,6 +99,8 @@ class Rows:
         """The first of them that is not null, the group's window having passed the others."""
         self.hashed: IndexArray = np.zeros(size, np.intp)
         """Tokens in pages whose digest is known."""
+        self.last: IntArray = np.zeros(size, np.int32)
+        """The last known token of an answer, kept where plans name what is fed."""
         self.frames: IntArray = np.zeros((size, 1 + page_tokens + ahead_tokens), np.int32)
         """A page's count of tokens and the tokens behind the hashed ones, as they are hashed."""
         self.frames[:, 0] = page_tokens
@@ -170,6 +174,7 @@ class Rows:
     def append(self, row: int, token: int, *, hashing: bool) -> None:
         """Add a known token to a row's; it is kept where pages are hashed."""
         self.known[row] += 1
+        self.last[row] = token
         if hashing:
             self._cells[self._cursor_of[row]] = token
             self.cursor[row] += 1
@@ -206,11 +211,13 @@ class Rows:
             hashed=int(self.hashed[row]),
             digest=self.digests[row],
             newest=self.newest[row].copy(),
+            last=int(self.last[row]),
         )
 
     def resume(self, row: int, fields: Suspended) -> None:
         """Have a row that was just taken go on where another one was suspended."""
         self.computed[row] = fields.computed
+        self.last[row] = fields.last
         self.know(row, fields.known, fields.hashed, fields.digest, fields.newest)
 
     def give_back(self, row: int) -> None:

@@ -204,6 +204,8 @@ class Rig:
                 self._move(op.from_snapshot, self.snapshots, self.memory)
 
     def _read(self, batch: Batch) -> None:
+        if self.config.stages > 1:
+            self._check_named(batch)
         for row, start, count in zip(
             batch.rows.tolist(),
             batch.prefix_lengths.tolist(),
@@ -215,6 +217,21 @@ class Rig:
                     self._carry(index, row, start, count)
                 else:
                     self._feed(index, group, row, start, count)
+
+    def _check_named(self, batch: Batch) -> None:
+        """Rows of a pipeline feed what the plan names, and no result of theirs is under way."""
+        rows = batch.rows[batch.extends :]
+        if len(rows) and self.config.decode_tokens == 1:
+            fed = sampled(batch.prefix_lengths[batch.extends :])
+            assert batch.decode_ids.tolist() == fed.tolist()
+        owed = set(zip(rows.tolist(), batch.generations[batch.extends :].tolist(), strict=True))
+        for earlier in self.in_flight:
+            ends = earlier.prefix_lengths + earlier.input_lengths
+            sampling = np.ones(earlier.size, np.bool_)
+            sampling[: earlier.extends] = ends[: earlier.extends] == earlier.prompt_lengths
+            pairs = zip(earlier.rows.tolist(), earlier.generations.tolist(), strict=True)
+            under_way = {pair for pair, samples in zip(pairs, sampling, strict=True) if samples}
+            assert under_way.isdisjoint(owed)
 
     def _feed(self, index: int, group: CacheGroup, row: int, start: int, count: int) -> None:
         size, table, memory = group.block_tokens, self.tables[index][row], self.memory[index]

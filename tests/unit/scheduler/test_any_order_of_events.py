@@ -52,7 +52,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         pages=st.integers(8, 40),
         rows=st.integers(1, 6),
         budget=st.integers(2, 24),
-        depth=st.integers(0, 1),
+        flow=st.sampled_from([(0, 1), (0, 1), (1, 1), (1, 1), (0, 2), (0, 3)]),
         mixed=st.booleans(),
         caching=st.booleans(),
         sharing=st.booleans(),
@@ -80,7 +80,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         pages,
         rows,
         budget,
-        depth,
+        flow,
         mixed,
         caching,
         sharing,
@@ -100,7 +100,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             num_pages=pages,
             max_rows=rows,
             max_scheduled_tokens=budget,
-            overlap_depth=depth,
+            overlap_depth=flow[0],
+            stages=flow[1],
             mixed_batch=mixed,
             prefix_caching=caching,
             share_in_flight=sharing,
@@ -144,7 +145,8 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule()
     def plan(self):
-        if len(self.rig.in_flight) > self.rig.config.overlap_depth:
+        cfg = self.rig.config
+        if len(self.rig.in_flight) > (cfg.overlap_depth if cfg.stages == 1 else cfg.stages):
             self.both(lambda rig: rig.commit())
         one, two = self.both(lambda rig: rig.plan())
         assert encode_plan(one) == encode_plan(two)
