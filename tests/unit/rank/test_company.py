@@ -24,12 +24,26 @@ def test_replicas_and_peers_are_a_grid_of_ranks():
     assert [layout.tensor_index(rank) for rank in range(6)] == [0, 1, 2, 0, 1, 2]
 
 
+def test_ranks_of_a_pipeline_are_numbered_stage_by_stage():
+    layout = Layout(tensor=2, data=2, pipeline=3)
+    assert (layout.size, layout.members) == (12, 6)
+    assert layout.replica(9) == (6, 7, 8, 9, 10, 11)
+    assert layout.stage(9) == (8, 9)
+    assert layout.line(9) == (7, 9, 11)
+    assert layout.peers(9) == (3, 9)
+    assert [layout.stage_index(rank) for rank in range(6)] == [0, 0, 1, 1, 2, 2]
+    assert [rank for rank in range(12) if layout.leads(rank)] == [0, 6]
+    assert [layout.leader(data) for data in range(2)] == [0, 6]
+
+
 @pytest.mark.parametrize(
     ("layout", "names"),
     [
         (Layout(), ["rank0"]),
         (Layout(2, 1), ["rank0_tp0", "rank1_tp1"]),
         (Layout(1, 2), ["rank0_dp0", "rank1_dp1"]),
+        (Layout(1, 1, 2), ["rank0_pp0", "rank1_pp1"]),
+        (Layout(2, 1, 2), ["rank0_pp0_tp0", "rank1_pp0_tp1", "rank2_pp1_tp0", "rank3_pp1_tp1"]),
         (Layout(2, 2), ["rank0_tp0_dp0", "rank1_tp1_dp0", "rank2_tp0_dp1", "rank3_tp1_dp1"]),
     ],
 )
