@@ -50,7 +50,7 @@ soak: $(VENV)/.dev ## long random runs: the scheduler beside the published one, 
 	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE DRUMLINE_SOAK_NODES=1 $(BIN)/pytest tests/e2e/test_two_nodes.py -o faulthandler_timeout=0 $(ARGS)
 	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE DRUMLINE_SOAK_ROUTING=1 $(BIN)/pytest tests/e2e/test_routing_policies.py -o faulthandler_timeout=0 -o log_cli=true -o log_cli_level=INFO $(ARGS)
 	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE DRUMLINE_SOAK_MEMORY=64 $(BIN)/pytest tests/e2e/test_too_little_memory.py tests/e2e/test_embedded_in_little_memory.py -o log_cli=true -o log_cli_level=INFO -o faulthandler_timeout=0
-	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE DRUMLINE_SOAK_REQUESTS=10000 $(BIN)/pytest -o faulthandler_timeout=7200 tests/unit/frontend/test_restless_clients.py $(ARGS)
+	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE DRUMLINE_SOAK_REQUESTS=10000 $(BIN)/pytest -o faulthandler_timeout=7200 tests/unit/frontend/test_restless_clients.py tests/e2e/test_restless_clients_of_workers.py $(ARGS)
 	$(BIN)/python benchmarks/round.py --soak 1000000 --json benchmarks/results/soak.json
 
 check: lint test ## what must be green before a commit

@@ -33,6 +33,23 @@ def answers_are_whole(fleet):
         assert fleet.owner(engine).answer(f"r{engine}").ids == ids
 
 
+def test_a_flush_behind_a_pause_is_done_whoever_waits():
+    sim = Simulation(small_specs(eos_token_ids=(511,)), depth=1)
+    sim.submit("before", PROMPT, max_new_tokens=3)
+    sim.run(2)
+    sim.call(1, PAUSE, "wait")
+    for n in range(50):
+        sim.submit(f"r{n}", PROMPT, max_new_tokens=2)
+    sim.run(12)
+    sim.call(2, FLUSH)
+    sim.call(3, RESUME)
+    sim.run_until_idle()
+    assert said(sim) == {1: (True, ""), 2: (True, ""), 3: (True, "")}
+    assert sim.answer("r0").cached_tokens == 0, "it was forgotten"
+    assert all(len(sim.answer(f"r{n}").ids) == 2 for n in range(50))
+    sim.check_drained()
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("order", range(2))
 def test_engines_that_hear_of_operations_in_another_order_all_stop_with_one_message(layout, order):

@@ -109,7 +109,9 @@ def test_forced_retraction_every_so_many_plans_changes_no_answer(interval, depth
     engine.ask(5, seed=interval)
     engine.sim.run_until_idle(20_000)
     for rid in engine.prompts:
-        assert engine.sim.answer(rid).ids == engine.expected(rid)
+        told = engine.sim.answer(rid)
+        assert told.ids == engine.expected(rid)
+        assert 0 <= told.cached_tokens <= PROMPT, "nothing is counted again that comes back"
     assert engine.counters.retractions > 10
     engine.check_fed_once(depth)
     engine.check_drained()

@@ -16,7 +16,9 @@ from drumline.core.errors import RequestError
 from drumline.core.model_files import find_model
 from drumline.frontend.anthropic.request import REST as MESSAGES_REST
 from drumline.frontend.anthropic.schema import MessagesRequest
+from drumline.frontend.native.aborts import AbortRequest
 from drumline.frontend.native.generate import GenerateRequest, GenerateSampling
+from drumline.frontend.native.tokens import DetokenizeRequest, TokenizeRequest
 from drumline.frontend.openai.embeddings import REST as EMBEDDINGS_REST
 from drumline.frontend.openai.embeddings import EmbeddingRequest
 from drumline.frontend.openai.parameters import IGNORED, REFUSED, REST, ParameterCheck
@@ -25,6 +27,11 @@ from drumline.frontend.responses.request import REST as RESPONSES_REST
 from drumline.frontend.responses.schema import ResponsesRequest
 from drumline.frontend.text.load import load_tokenizer
 
+CONTROL = """### Control routes
+
+Their fields stand in the body or in the query, and one that there is not is refused with 400, which
+names those there are; `docs/control.md` says what they do.
+"""
 PAGE = Path(__file__).parents[3] / "docs" / "guide" / "compatibility.md"
 INTRODUCTION = """# Compatibility
 
@@ -69,6 +76,12 @@ refused and ignored is the same.
 """
 
 
+PLAIN = {
+    "/tokenize": TokenizeRequest,
+    "/detokenize": DetokenizeRequest,
+    "/abort_request": AbortRequest,
+}
+"""Routes whose other names are ignored without a rule."""
 OTHERS = {
     "/v1/embeddings": (EmbeddingRequest, EMBEDDINGS_REST),
     "/v1/messages": (MessagesRequest, MESSAGES_REST),
@@ -109,7 +122,11 @@ def page() -> str:
         lines += [f"| `{name}` | honoured |" for name in kind.__struct_fields__]
         lines += [f"| `{name}` | refused: {one.why} |" for name, one in rest.refused.items()]
         lines += [f"| `{name}` | ignored: {why} |" for name, why in rest.ignored.items()]
-    return "\n".join([INTRODUCTION, *lines, ""])
+    for path, kind in PLAIN.items():
+        lines += ["", f"### {path}", "", "| parameter | |", "|---|---|"]
+        lines += [f"| `{name}` | honoured |" for name in kind.__struct_fields__]
+    lines += ["", CONTROL]
+    return "\n".join([INTRODUCTION, *lines])
 
 
 def judged(kind=ChatRequest, check: ParameterCheck | None = None, **body) -> None:
