@@ -120,7 +120,8 @@ def test_the_forward_waits_for_the_device_at_known_places_only():
         # Where a forward's results become host values.
         "device/executor.py:Executor.run",
         "device/executor.py:Executor._pooled",
-        "device/sampling/logprobs.py:told_at",
+        "device/sampling/logprobs.py:_looked_at",
+        "device/sampling/logprobs.py:_looked_at_by_kernels",
         # Processors read what their requests said.
         "device/sampling/edits.py:Edits.remember",
         # Matchers take the tokens of the forward that drew them.
@@ -129,6 +130,8 @@ def test_the_forward_waits_for_the_device_at_known_places_only():
         "device/sampling/draw.py:_draw_narrowed",
         # An operator who looks at a weight waits for it.
         "device/serving_weights.py:ServingWeights.rows",
+        # Before a library of kernels is trusted.
+        "device/kernels/trial.py:_draws_hold",
         # Made once: the pools' memory as bytes, for threads that copy.
         "device/host_cache.py:HostPool.__init__",
         "device/kv.py:KvPool.__init__",

@@ -41,6 +41,8 @@ class Chosen(Struct, frozen=True, eq=False):
     dtype: torch.dtype
     backend: Backend
     apportioned: Apportioned
+    machine: Machine | None = None
+    """What runs kernels, where there are any."""
 
 
 def chosen(asked: ModelConfig, model: DecoderConfig, ranks: int) -> Chosen:
@@ -63,7 +65,7 @@ def chosen(asked: ModelConfig, model: DecoderConfig, ranks: int) -> Chosen:
         attention = FixedAttention
     machine = None
     attends = dtype in POOLS and fits(model.heads, model.kv_heads, model.head_dim)
-    if found.kernels is not None and (packs or attends):
+    if found.kernels is not None:
         machine = Machine(found.kernels, torch.get_num_threads())
         if attends:
             attention = partial(NativeAttention, machine=machine)
@@ -73,7 +75,7 @@ def chosen(asked: ModelConfig, model: DecoderConfig, ranks: int) -> Chosen:
     if asked.deterministic:
         name += ", deterministic"
     backend = Backend(name, TorchLinear, attention, machine if packs else None)
-    return Chosen(dtype, backend, in_blocks if asked.deterministic else whole)
+    return Chosen(dtype, backend, in_blocks if asked.deterministic else whole, machine)
 
 
 def _packs(asked: ModelConfig, model: DecoderConfig, found: Found) -> bool:

@@ -97,6 +97,7 @@ def _build(config: Config, group: TensorGroup) -> DeviceBuild:
         model.vocab_size,
         load_processors(config.model.logits_processors, model.vocab_size),
         alone=config.model.deterministic,
+        machine=how.machine,
     )
     # One column more than the context fills: the block a last token would be written to.
     table = BlockTable(rows, max_model_len // BLOCK_TOKENS + 1)

@@ -21,7 +21,7 @@ from drumline.device.attention import Attention, AttentionBatch, LayerFence
 from drumline.device.history import TokenHistory
 from drumline.device.kv import BlockShape, BlockTable
 from drumline.device.models.decoder import Decoder
-from drumline.device.sampling.logprobs import prompt_logprobs, span_of
+from drumline.device.sampling.logprobs import span_of
 from drumline.device.sampling.sampler import Sampler
 
 
@@ -145,7 +145,7 @@ class Executor:
             admission = self._sampler.resident(batch.rows[index]).admission
             start, length = int(batch.prefix_lengths[index]), int(batch.input_lengths[index])
             spans.append(span_of(index, top, admission, start, length, int(starts[index])))
-        return prompt_logprobs(spans, lambda rows: self._model.logits(hidden[rows]))
+        return self._sampler.prompt_logprobs(spans, lambda rows: self._model.logits(hidden[rows]))
 
     def export_row(self, row: int, state: Tensor) -> None:
         """Write a row's state to `state`, int64 `[row_words]`."""

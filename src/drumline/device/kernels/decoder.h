@@ -8,6 +8,7 @@
 
 #include "attention.h"
 #include "quantized.h"
+#include "sampling.h"
 #include "team.h"
 
 namespace drumline {
@@ -44,7 +45,7 @@ constexpr int64_t kRowsAtOnce = 128;  // rows whose activations stay cached whil
 // A team with the memory it works in, which grows to what was needed most.
 class Machine {
  public:
-  explicit Machine(int threads) : team(threads), scratch(threads), pairs(threads, std::vector<float>(2 * kRowsAtOnce * kGroup)) {}
+  explicit Machine(int threads) : team(threads), scratch(threads), draws(threads), pairs(threads, std::vector<float>(2 * kRowsAtOnce * kGroup)) {}
 
   // Memory for `count` values, kept until the next call; slot by slot.
   template <class T>
@@ -71,6 +72,7 @@ class Machine {
   Team team;
   Work work;
   std::vector<Scratch> scratch;           // one for each member
+  std::vector<DrawScratch> draws;
   std::vector<std::vector<float>> pairs;  // gates and ups of a member's rows
 
  private:

@@ -23,6 +23,15 @@ int32_t guarded(Do&& work) {
   }
 }
 
+// Do `work` for each of `rows` rows of logits: on the caller alone where there is one row.
+template <class Do>
+void for_rows(Machine& machine, int64_t rows, int64_t vocab, Do&& work) {
+  for (auto& memory : machine.draws) memory.fit(vocab);
+  if (rows == 1) return work(0, machine.draws[0]);
+  Taken* taken = machine.phases(1);
+  machine.team.run([&](int member) { taken[0].each(rows, [&](int64_t i) { work(i, machine.draws[member]); }); });
+}
+
 }  // namespace
 
 extern "C" {
@@ -123,6 +132,43 @@ int32_t drumline_layers(Machine* machine, const Model* model, const Batch* batch
 
 int32_t drumline_head(Machine* machine, const Model* model, const float* x, int64_t rows, float* out) {
   return guarded([&] { run_head(*machine, *model, x, rows, out); });
+}
+
+// Draw a token for each row; see draw_row.
+int32_t drumline_draw(Machine* machine, const Rows* rows, const Ways* ways, int64_t* tokens, float* best) {
+  return guarded([&] {
+    for_rows(*machine, rows->count, rows->vocab, [&](int64_t i, DrawScratch& memory) {
+      draw_row(*rows, *ways, i, tokens + i, best + i, memory);
+    });
+  });
+}
+
+// Log probabilities of rows `places` of the logits: of `tokens`, of the `top[i]` likeliest, whose
+// columns are `most` wide, and of the ids of row i, which are `named[starts[i]]` and on.
+int32_t drumline_tell(Machine* machine, const float* logits, int64_t vocab, int64_t count, const int64_t* places,
+                      const int64_t* tokens, const int32_t* top, int64_t most, const int64_t* starts,
+                      const int64_t* named, float* own, float* values, int64_t* ids, float* of_named) {
+  return guarded([&] {
+    for_rows(*machine, count, vocab, [&](int64_t i, DrawScratch& memory) {
+      const int64_t first = starts[i];
+      tell_row(logits + places[i] * vocab, vocab,
+               {tokens[i], top[i], starts[i + 1] - first, named + first, own + i, values + i * most, of_named + first,
+                ids + i * most},
+               memory);
+    });
+  });
+}
+
+// Penalize rows `places` of the logits by what slots `slots` have read and said, `[slots, vocab]`.
+int32_t drumline_penalize(Machine* machine, float* logits, int64_t vocab, int64_t count, const int64_t* places,
+                          const int64_t* slots, const uint8_t* read, const int32_t* said, const float* repetition,
+                          const float* frequency, const float* presence) {
+  return guarded([&] {
+    for_rows(*machine, count, vocab, [&](int64_t i, DrawScratch&) {
+      penalize_row(logits + places[i] * vocab, vocab, read + slots[i] * vocab, said + slots[i] * vocab, repetition[i],
+                   frequency[i], presence[i]);
+    });
+  });
 }
 
 }  // extern "C"

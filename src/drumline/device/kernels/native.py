@@ -80,6 +80,34 @@ class Batch(Structure):
     )
 
 
+class Ways(Structure):
+    """How pool rows draw; see sampling.h."""
+
+    _fields_ = (
+        ("greedy", c_void_p),
+        ("temperature", c_void_p),
+        ("top_k", c_void_p),
+        ("top_p", c_void_p),
+        ("min_p", c_void_p),
+        ("typical_p", c_void_p),
+        ("seeds", c_void_p),
+    )
+
+
+class Rows(Structure):
+    """Rows of logits to draw from; see sampling.h."""
+
+    _fields_ = (
+        ("logits", c_void_p),
+        ("count", c_int64),
+        ("vocab", c_int64),
+        ("places", c_void_p),
+        ("rows", c_void_p),
+        ("positions", c_void_p),
+        ("names", c_void_p),
+    )
+
+
 class Layer(Structure):
     """One layer's weights; see decoder.h."""
 
@@ -142,6 +170,13 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
         (c_void_p, POINTER(Model), POINTER(Batch), c_void_p, c_int64, c_int64),
     ),
     "head": (c_int32, (c_void_p, POINTER(Model), c_void_p, c_int64, c_void_p)),
+    "draw": (c_int32, (c_void_p, POINTER(Rows), POINTER(Ways), c_void_p, c_void_p)),
+    "tell": (
+        c_int32,
+        (c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_void_p, c_int64)
+        + (c_void_p,) * 6,
+    ),
+    "penalize": (c_int32, (c_void_p, c_void_p, c_int64, c_int64) + (c_void_p,) * 7),
 }
 
 

@@ -1,8 +1,10 @@
 """A trial of kernels before they are trusted: small cases, done again in plain numpy."""
 
 import ctypes
+from collections.abc import Iterable
 
 import numpy as np
+import numpy.typing as npt
 
 from drumline.device.kernels.native import (
     BYTES,
@@ -14,6 +16,8 @@ from drumline.device.kernels.native import (
     Kernels,
     Machine,
     Matrix,
+    Rows,
+    Ways,
 )
 
 _BLOCK = 32
@@ -28,7 +32,9 @@ def tried(kernels: Kernels) -> str | None:
     for kind, what in ((NIBBLES, "4-bit"), (BYTES, "8-bit")):
         if not _linear_holds(kernels, machine, kind):
             return f"a product of {what} weights came out wrong"
-    return None if _attention_holds(machine) else "attention came out wrong"
+    if not _attention_holds(machine):
+        return "attention came out wrong"
+    return None if _draws_hold(machine) else "tokens were drawn as they should not be"
 
 
 def _linear_holds(kernels: Kernels, machine: Machine, kind: int) -> bool:
@@ -130,3 +136,68 @@ def _attention_holds(machine: Machine) -> bool:
             if not np.allclose(out[token, head], expected, rtol=0, atol=_CLOSE):
                 return False
     return True
+
+
+_GOLDEN, _WORD = 0x9E3779B97F4A7C15, (1 << 64) - 1
+
+
+def _draws_hold(machine: Machine) -> bool:
+    """Rows that take the largest, draw from all, and from the likeliest few, in a batch."""
+    random = np.random.default_rng(9)
+    vocab, few, seed = 401, 7, 11
+    logits = (2 * random.standard_normal((3, vocab))).astype(np.float32)
+    greedy = np.array([1, 0, 0], np.bool_)
+    top_k = np.array([vocab, vocab, few], np.int32)
+    ones, zeros, seeds = (
+        np.ones(3, np.float32),
+        np.zeros(3, np.float32),
+        np.full(3, seed, np.uint64),
+    )
+    ways = Ways(
+        greedy.ctypes.data,
+        ones.ctypes.data,
+        top_k.ctypes.data,
+        ones.ctypes.data,
+        zeros.ctypes.data,
+        ones.ctypes.data,
+        seeds.ctypes.data,
+    )
+    places, positions = np.arange(3), np.arange(3, dtype=np.int32)
+    rows = Rows(
+        logits.ctypes.data,
+        3,
+        vocab,
+        places.ctypes.data,
+        positions.ctypes.data,
+        positions.ctypes.data,
+        None,
+    )
+    tokens, best = np.empty(3, np.int64), np.empty(3, np.float32)
+    machine.run(
+        "draw", ctypes.byref(rows), ctypes.byref(ways), tokens.ctypes.data, best.ctypes.data
+    )
+    exact = logits.astype(np.float64)
+    masses = [np.exp(exact[1, i : i + 256]).sum() for i in range(0, vocab, 256)]
+    first = 256 * _drawn(np.log(masses), seed, 1, range(-1, -3, -1))
+    stretch = exact[1, first : first + 256]
+    expected = [
+        int(exact[0].argmax()),
+        first + _drawn(stretch, seed, 1, range(first, first + len(stretch))),
+    ]
+    likeliest = np.argsort(-exact[2])[:few]
+    expected.append(int(likeliest[_drawn(exact[2, likeliest], seed, 2, likeliest.tolist())]))
+    return tokens.tolist() == expected and bool((best == logits.max(1)).all())
+
+
+def _drawn(values: npt.NDArray[np.float64], seed: int, position: int, ids: Iterable[int]) -> int:
+    """Return which of the log weights is the largest with its noise on top."""
+    key = _mixed(_mixed(seed) ^ position * _GOLDEN & _WORD)
+    uniform = [((_mixed(key ^ id_ * _GOLDEN & _WORD) >> 12) + 0.5) * 2.0**-52 for id_ in ids]
+    return int((values - np.log(-np.log(uniform))).argmax())
+
+
+def _mixed(state: int) -> int:
+    state = state + _GOLDEN & _WORD
+    state = (state ^ state >> 30) * 0xBF58476D1CE4E5B9 & _WORD
+    state = (state ^ state >> 27) * 0x94D049BB133111EB & _WORD
+    return state ^ state >> 31

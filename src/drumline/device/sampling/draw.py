@@ -8,6 +8,8 @@ token, whose weight is 1.
 Everything here is a row's own: no result depends, in any bit, on the rows beside it.
 """
 
+from typing import Protocol
+
 import numpy as np
 import torch
 from msgspec import Struct
@@ -15,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from drumline.contract.arrays import FloatArray, IntArray
+from drumline.contract.request import Sampling
 from drumline.device.sampling import noise
 
 Flags = np.ndarray[tuple[int], np.dtype[np.bool_]]
@@ -32,6 +35,86 @@ class DrawSettings(Struct, frozen=True, eq=False):
     typical_p: FloatArray
     seeds: np.ndarray[tuple[int], np.dtype[np.uint64]]
     positions: Places
+
+
+class RowSettings:
+    """How each pool row draws, whatever is in a batch. The arrays stay where they are."""
+
+    __slots__ = (
+        "_vocab",
+        "greedy",
+        "min_p",
+        "seeds",
+        "temperature",
+        "top_k",
+        "top_p",
+        "typical_p",
+    )
+
+    def __init__(self, rows: int, vocab: int) -> None:
+        self._vocab = vocab
+        self.greedy = np.ones(rows, np.bool_)
+        self.temperature = np.ones(rows, np.float32)
+        self.top_k = np.full(rows, vocab, np.int32)
+        self.top_p = np.ones(rows, np.float32)
+        self.min_p = np.zeros(rows, np.float32)
+        self.typical_p = np.ones(rows, np.float32)
+        self.seeds = np.zeros(rows, np.uint64)
+
+    def bind(self, row: int, sampling: Sampling) -> None:
+        """From now on, `row` draws like this."""
+        self.greedy[row] = sampling.greedy
+        self.temperature[row] = sampling.temperature
+        self.top_k[row] = min(sampling.top_k, self._vocab)
+        self.top_p[row] = sampling.top_p
+        self.min_p[row] = sampling.min_p
+        self.typical_p[row] = sampling.typical_p
+        self.seeds[row] = sampling.seed & 0xFFFFFFFFFFFFFFFF
+
+    def at(self, rows: IntArray, positions: IntArray) -> DrawSettings:
+        """Return how the rows of a batch draw at their positions."""
+        return DrawSettings(
+            self.greedy[rows],
+            self.temperature[rows],
+            self.top_k[rows],
+            self.top_p[rows],
+            self.min_p[rows],
+            self.typical_p[rows],
+            self.seeds[rows],
+            positions.astype(np.int64),
+        )
+
+
+class Draw(Protocol):
+    """Draws one token for each pool row of `rows`, to stand at `positions`; see `draw`."""
+
+    def __call__(
+        self,
+        logits: Tensor,
+        rows: IntArray,
+        positions: IntArray,
+        names: Tensor | None = None,
+        places: Places | None = None,
+    ) -> tuple[Tensor, Tensor]: ...
+
+
+class TorchDraw:
+    """Draws with PyTorch: the reference."""
+
+    __slots__ = ("_settings",)
+
+    def __init__(self, settings: RowSettings) -> None:
+        self._settings = settings
+
+    def __call__(
+        self,
+        logits: Tensor,
+        rows: IntArray,
+        positions: IntArray,
+        names: Tensor | None = None,
+        places: Places | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        return draw(logits, self._settings.at(rows, positions), names, places)
 
 
 _CANDIDATES = 256

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from drumline.contract.arrays import IntArray
+from drumline.device.kernels.native import Machine
 from drumline.device.sampling.history import Histories
 from drumline.device.sampling.processors import LogitsProcessor, process
 from drumline.device.sampling.resident import Resident
@@ -28,10 +29,15 @@ class Edits:
 
     __slots__ = ("_histories", "_processors", "_tails", "_vocab")
 
-    def __init__(self, vocab: int, processors: Mapping[str, LogitsProcessor]) -> None:
+    def __init__(
+        self,
+        vocab: int,
+        processors: Mapping[str, LogitsProcessor],
+        machine: Machine | None = None,
+    ) -> None:
         self._vocab = vocab
         self._processors = processors
-        self._histories = Histories(vocab)
+        self._histories = Histories(vocab, machine)
         self._tails = Tails()
 
     def enter(self, resident: Resident) -> None:
@@ -123,8 +129,9 @@ class Edits:
         samplings = [one.admission.sampling for _, one in penalized]
         index = torch.tensor([row for row, _ in penalized])
         slots = torch.tensor([one.count_slot for _, one in penalized])
-        logits[index] = self._histories.penalize(
-            logits[index],
+        self._histories.penalize(
+            logits,
+            index,
             slots,
             np.array([sampling.repetition_penalty for sampling in samplings], np.float32),
             np.array([sampling.frequency_penalty for sampling in samplings], np.float32),

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from drumline.contract.arrays import FloatArray, IntArray
+from drumline.device.kernels.native import Machine
 
 
 class Histories:
@@ -14,10 +15,12 @@ class Histories:
     costs five bytes for each token of the vocabulary.
     """
 
-    __slots__ = ("_free", "_prompted", "_sampled", "_vocab")
+    __slots__ = ("_free", "_machine", "_prompted", "_sampled", "_vocab")
 
-    def __init__(self, vocab: int) -> None:
+    def __init__(self, vocab: int, machine: Machine | None = None) -> None:
+        """Hold none; kernels penalize where there is a `machine` to run them."""
         self._vocab = vocab
+        self._machine = machine
         self._free: list[int] = []
         self._prompted = torch.zeros((0, vocab), dtype=torch.bool)
         self._sampled = torch.zeros((0, vocab), dtype=torch.int32)
@@ -44,25 +47,40 @@ class Histories:
     def penalize(
         self,
         logits: Tensor,
+        rows: Tensor,
         slots: Tensor,
         repetition: FloatArray,
         frequency: FloatArray,
         presence: FloatArray,
-    ) -> Tensor:
-        """Return `logits`, `[slots, vocab]`, penalized.
+    ) -> None:
+        """Penalize the rows of `logits`, `[…, vocab]`, each by its slot.
 
         Repetition divides what is above zero and multiplies what is below, for each
         token of prompt and answer; frequency and presence are subtracted for tokens
         of the answer, the one times the count, the other once.
         """
+        if self._machine is not None:
+            self._machine.run(
+                "penalize",
+                logits.data_ptr(),
+                self._vocab,
+                len(rows),
+                rows.data_ptr(),
+                slots.data_ptr(),
+                self._prompted.data_ptr(),
+                self._sampled.data_ptr(),
+                *(torch.from_numpy(each).data_ptr() for each in (repetition, frequency, presence)),
+            )
+            return
+        chosen = logits[rows]
         sampled = self._sampled[slots]
         said = sampled > 0
         factor = torch.from_numpy(repetition).unsqueeze(1)
-        repeated = torch.where(logits > 0, logits / factor, logits * factor)
-        logits = repeated.where(said | self._prompted[slots], logits)
-        logits -= torch.from_numpy(frequency).unsqueeze(1) * sampled
-        logits -= torch.from_numpy(presence).unsqueeze(1) * said
-        return logits
+        repeated = torch.where(chosen > 0, chosen / factor, chosen * factor)
+        chosen = repeated.where(said | self._prompted[slots], chosen)
+        chosen -= torch.from_numpy(frequency).unsqueeze(1) * sampled
+        chosen -= torch.from_numpy(presence).unsqueeze(1) * said
+        logits[rows] = chosen
 
     def _grow(self) -> None:
         held = len(self._sampled)

@@ -1,6 +1,6 @@
 """The sampler: each pool row's way of drawing, applied to a batch's logits."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -14,10 +14,12 @@ from drumline.contract.ports import LogprobPlan
 from drumline.contract.request import Admission
 from drumline.contract.result import RowLogprobs
 from drumline.core.errors import InvariantError
+from drumline.device.kernels.native import Machine
 from drumline.device.sampling.constraints import Handful, advance, mask
-from drumline.device.sampling.draw import DrawSettings, draw, of_rows
+from drumline.device.sampling.draw import Draw, RowSettings, TorchDraw
 from drumline.device.sampling.edits import Asking, Edits
-from drumline.device.sampling.logprobs import row_logprobs
+from drumline.device.sampling.logprobs import PromptSpan, prompt_logprobs, row_logprobs
+from drumline.device.sampling.native_draw import NativeDraw
 from drumline.device.sampling.processors import LogitsProcessor
 from drumline.device.sampling.resident import Resident
 
@@ -44,18 +46,13 @@ class Sampler:
     __slots__ = (
         "_alone",
         "_constrained",
+        "_draw",
         "_edited",
         "_edits",
-        "_greedy",
-        "_min_p",
+        "_machine",
         "_residents",
         "_rows",
-        "_seed",
-        "_temperature",
-        "_top_k",
-        "_top_p",
-        "_typical_p",
-        "_vocab",
+        "_settings",
     )
 
     def __init__(
@@ -65,25 +62,24 @@ class Sampler:
         processors: Mapping[str, LogitsProcessor] | None = None,
         *,
         alone: bool = False,
+        machine: Machine | None = None,
     ) -> None:
-        """Make a sampler. With `alone`, kernels see one row at a time: the same bits in any batch.
+        """Make a sampler, with kernels where there is a `machine` to run them.
 
-        `processors` are those that requests may name.
+        `alone` says that a row gets the same bits in any batch; without kernels it takes showing
+        them one row at a time. `processors` are those that requests may name.
         """
-        self._alone = alone
-        self._vocab = vocab
+        self._alone = alone and machine is None
+        self._machine = machine
         self._residents: dict[str, Resident] = {}
         self._rows: list[Resident | None] = [None] * rows
-        self._edits = Edits(vocab, processors or {})
-        self._greedy = np.ones(rows, np.bool_)
+        self._edits = Edits(vocab, processors or {}, machine)
         self._edited = np.zeros(rows, np.bool_)
         self._constrained = np.zeros(rows, np.bool_)
-        self._temperature = np.ones(rows, np.float32)
-        self._top_p = np.ones(rows, np.float32)
-        self._min_p = np.zeros(rows, np.float32)
-        self._typical_p = np.ones(rows, np.float32)
-        self._top_k = np.full(rows, vocab, np.int32)
-        self._seed = np.zeros(rows, np.uint64)
+        self._settings = RowSettings(rows, vocab)
+        self._draw: Draw = TorchDraw(self._settings)
+        if machine is not None:
+            self._draw = NativeDraw(machine, self._settings)
 
     def admit(self, requests: Sequence[Admission]) -> None:
         """Learn how requests want to be sampled."""
@@ -111,17 +107,10 @@ class Sampler:
         if resident is None:
             raise InvariantError(f"row {row} is bound to request {rid!r}, which was never admitted")
         self._edits.enter(resident)
-        sampling = resident.admission.sampling
         self._rows[row] = resident
-        self._greedy[row] = sampling.greedy
         self._edited[row] = resident.edits
         self._constrained[row] = resident.matcher is not None
-        self._temperature[row] = sampling.temperature
-        self._top_p[row] = sampling.top_p
-        self._min_p[row] = sampling.min_p
-        self._typical_p[row] = sampling.typical_p
-        self._top_k[row] = min(sampling.top_k, self._vocab)
-        self._seed[row] = sampling.seed & 0xFFFFFFFFFFFFFFFF
+        self._settings.bind(row, resident.admission.sampling)
 
     def sample(
         self,
@@ -149,10 +138,13 @@ class Sampler:
     def _sample(
         self, logits: Tensor, rows: IntArray, positions: IntArray, wanted: LogprobPlan | None
     ) -> Sampled:
-        raw = None
-        if wanted is not None and len(wanted.indices):
-            raw = logits[torch.from_numpy(wanted.indices.astype(np.int64))]
         edited, constrained = self._edited[rows], self._constrained[rows]
+        raw, places = logits, None
+        telling = wanted is not None and len(wanted.indices)
+        if wanted is not None and telling:
+            places = torch.from_numpy(wanted.indices.astype(np.int64))
+            if edited.any() or constrained.any():
+                raw, places = logits[places], None
         asking: Asking = [
             (index, self.resident(rows[index])) for index in map(int, np.flatnonzero(edited))
         ]
@@ -160,14 +152,13 @@ class Sampler:
         held = np.flatnonzero(constrained)
         matchers = [matcher for row in rows[held] if (matcher := self.resident(row).matcher)]
         faults: list[int] = []
-        settings = self._settings(rows, positions)
         if matchers:
             handful, faults = mask(logits, held, matchers)
-            tokens, best = _drawn(logits, settings, handful)
+            tokens, best = self._drawn(logits, rows, positions, handful)
             # A matcher's failure is none of the numbers'.
             best[faults] = 0
         else:
-            tokens, best = draw(logits, settings)
+            tokens, best = self._draw(logits, rows, positions)
         void = ~best.isfinite()
         stuck = (best == -torch.inf) & torch.from_numpy(edited | constrained)
         if matchers:
@@ -175,10 +166,10 @@ class Sampler:
         if asking:
             self._edits.remember(asking, tokens)
         told: tuple[RowLogprobs, ...] = ()
-        if wanted is not None and raw is not None:
+        if wanted is not None and telling:
             chosen = tokens[torch.from_numpy(wanted.indices.astype(np.int64))]
             named = [self.resident(rows[i]).admission.logprob_ids for i in wanted.indices]
-            told = row_logprobs(raw, chosen, wanted, named)
+            told = row_logprobs(raw, chosen, wanted, named, places, self._machine)
         return Sampled(
             tokens, void & ~stuck, stuck, told, tuple(sorted(set(faults))), tuple(failed)
         )
@@ -190,33 +181,30 @@ class Sampler:
             raise InvariantError(f"row {row} is in a batch, but no request was ever bound to it")
         return resident
 
-    def _settings(self, rows: IntArray, positions: IntArray) -> DrawSettings:
-        return DrawSettings(
-            self._greedy[rows],
-            self._temperature[rows],
-            self._top_k[rows],
-            self._top_p[rows],
-            self._min_p[rows],
-            self._typical_p[rows],
-            self._seed[rows],
-            positions.astype(np.int64),
-        )
+    def _drawn(
+        self, logits: Tensor, rows: IntArray, positions: IntArray, handful: Handful
+    ) -> tuple[Tensor, Tensor]:
+        """Draw, but the rows of a handful from what they have left."""
+        if not len(handful.rows):
+            return self._draw(logits, rows, positions)
+        tokens = torch.zeros(len(logits), dtype=torch.int64)
+        best = torch.zeros(len(logits), dtype=logits.dtype)
+        others = np.delete(np.arange(len(logits)), handful.rows)
+        if len(others):
+            index = torch.from_numpy(others)
+            tokens[index], best[index] = self._draw(
+                logits, rows[others], positions[others], places=others
+            )
+        few, index = handful.rows, torch.from_numpy(handful.rows)
+        places, best[index] = self._draw(handful.logits, rows[few], positions[few], handful.ids)
+        tokens[index] = handful.ids.gather(1, places.unsqueeze(1)).squeeze(1)
+        return tokens, best
 
-
-def _drawn(logits: Tensor, settings: DrawSettings, handful: Handful) -> tuple[Tensor, Tensor]:
-    """Draw like `draw`, but the rows of a handful from what they have left."""
-    if not len(handful.rows):
-        return draw(logits, settings)
-    tokens = torch.zeros(len(logits), dtype=torch.int64)
-    best = torch.zeros(len(logits), dtype=logits.dtype)
-    others = np.delete(np.arange(len(logits)), handful.rows)
-    if len(others):
-        index = torch.from_numpy(others)
-        tokens[index], best[index] = draw(logits, of_rows(settings, others), rows=others)
-    index = torch.from_numpy(handful.rows)
-    places, best[index] = draw(handful.logits, of_rows(settings, handful.rows), handful.ids)
-    tokens[index] = handful.ids.gather(1, places.unsqueeze(1)).squeeze(1)
-    return tokens, best
+    def prompt_logprobs(
+        self, spans: Sequence[PromptSpan], logits_of: Callable[[Tensor], Tensor]
+    ) -> tuple[RowLogprobs, ...]:
+        """Return what each span tells; see `logprobs.prompt_logprobs`."""
+        return prompt_logprobs(spans, logits_of, self._machine)
 
 
 def _only(wanted: LogprobPlan | None, row: int) -> LogprobPlan | None:
