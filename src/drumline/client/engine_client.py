@@ -114,8 +114,9 @@ class EngineClient:
         self.weight_path: str | None = None
         """The checkpoint that was last loaded while the engine served."""
         self.weights_lost: str | None = None
-        self.unloaded = False
         """Why no weights serve any more, as whoever lost them says here."""
+        self.unloaded = False
+        """Whether the weights were dropped, and others are still to be loaded."""
         self.dropped_frames = 0
         """Messages of engines that made no sense and were dropped whole."""
 

@@ -207,7 +207,10 @@ class Gateway:
             _log.warning("killing the gateway (pid %d)", process.pid)
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            try:
+                process.wait(_LAST_WORDS_S)
+            except subprocess.TimeoutExpired:
+                _log.error("the gateway (pid %d) is killed and does not end", process.pid)
 
 
 def _model_for(config: Config, files: ModelFiles, place: Path) -> str:

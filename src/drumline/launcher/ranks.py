@@ -234,7 +234,8 @@ class Ranks:
             )
             raise PeerError(
                 f"rank {late.index} is not ready after {timeout_s:g} s, it is at {late.step!r}; "
-                "raise --startup-timeout if it only needs longer"
+                "raise --startup-timeout if it only needs longer, as a machine that compiles the "
+                "kernels for the first time may"
             ) from None
 
     async def _all_ready(self) -> list[Ready]:

@@ -85,6 +85,11 @@ def placed_on_ray(config: Config) -> Iterator[Config]:
     except ConnectionError as error:
         reason = f"no Ray cluster is found here; see `ray start` ({error})"
         raise ConfigError("--distributed-backend", reason) from None
+    except Exception as error:  # of another version, at an address that is none, full, …
+        _log.debug("Ray could not be joined", exc_info=True)
+        said = (str(error).strip() or type(error).__name__).splitlines()[0]
+        reason = f"the Ray cluster cannot be joined: {said}"
+        raise ConfigError("--distributed-backend", reason) from None
     try:
         config = _met(config, ray.util.get_node_ip_address())
         check_nodes(config)

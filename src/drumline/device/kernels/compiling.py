@@ -5,14 +5,18 @@ never be mistaken for another. It does not know what is in it.
 """
 
 import hashlib
+import logging
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 from msgspec import Struct
+
+from drumline.core.leash import TooLongError, run_leashed
+
+_log = logging.getLogger(__name__)
 
 SOURCES = Path(__file__).parent
 _MAIN = "native.cpp"
@@ -92,13 +96,18 @@ def _digest(variant: Variant, compiler: str) -> str:
 
 def _compile(compiler: str, variant: Variant, target: Path) -> None:
     command = [compiler, *_FLAGS, *variant.flags, str(SOURCES / _MAIN), "-o", str(target)]
+    _log.warning(
+        "compiling the %s kernels with %s, which is done once and may take a minute "
+        "of the time to start",
+        variant.name,
+        compiler,
+    )
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=_LONGEST_S, check=False
-        )
-    except subprocess.TimeoutExpired:
+        # A compiler starts others, and a rank may be killed meanwhile.
+        status, told = run_leashed(command, _LONGEST_S)
+    except TooLongError:
         raise NotCompiledError(f"{compiler} did not end within {_LONGEST_S} s") from None
-    if done.returncode:
-        lines = done.stderr.strip().splitlines()
+    if status:
+        lines = told.strip().splitlines()
         said = next((line for line in lines if "error" in line), lines[0] if lines else "")
         raise NotCompiledError(f"{compiler} failed: {said}; g++ 11 or newer is needed")
