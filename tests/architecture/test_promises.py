@@ -1,5 +1,5 @@
 # ruff: noqa: E501  a row of a table is a line
-"""Where it is tested what the serving surface promises, and what users complained of elsewhere.
+"""Where it is tested what serving and its operations promise, and what users complained of elsewhere.
 
 A promise without a test, or one whose test was renamed away, fails here.
 """
@@ -113,6 +113,56 @@ COMPLAINTS = {
     "log probabilities shift with cached prefixes": "unit/device/test_prompt_logprobs.py::what_is_told_of_was_computed_and_the_rest_may_be_cached",
 }
 
+OPERATIONS = {
+    "every state and event": "unit/control/test_standing.py::what_follows_from_an_event",
+    "a pause that ends what runs tells the clients": "e2e/test_operations.py::a_pause_that_ends_what_runs_tells_the_clients_and_a_waiting_one_lets_it_finish",
+    "a pause that keeps, amid streams": "e2e/test_operations.py::a_keep_pause_amid_streams_changes_none_of_them",
+    "a pause that waits, under load": "e2e/test_operations.py::a_pause_that_waits_under_load_lets_all_of_it_finish_and_nothing_else_begin",
+    "a keep pause within two rounds": "sim/test_control_operations.py::a_keep_pause_under_load_is_answered_within_two_rounds",
+    "withheld requests go first": "sim/test_control_operations.py::what_was_withheld_goes_first_on_resume_and_what_left_meanwhile_not_at_all",
+    "frozen rounds forward nothing": "sim/test_control_operations.py::a_frozen_engine_with_nothing_open_waits_for_messages_and_does_nothing_else",
+    "frozen rounds let copies land": "sim/test_control_operations.py::a_frozen_engine_lets_its_copies_land",
+    "a frozen engine's processor": "e2e/test_operations.py::a_server_asleep_uses_next_to_nothing",
+    "idle forwards only with memory": "sim/test_gate_columns.py::memory_released_on_one_replica_keeps_every_rank_from_forwards_until_it_is_back",
+    "releases in one round": "sim/test_memory_release.py::all_ranks_release_in_one_round_however_late_one_hears_of_it",
+    "a rank that cannot release": "sim/test_memory_release.py::where_one_rank_cannot_none_does_and_all_serve_on",
+    "a resume calls a drain off": "sim/test_control_operations.py::a_resume_that_comes_before_the_drain_ended_calls_it_off_where_it_comes",
+    "a drain waits for copies": "sim/test_memory_release.py::a_release_waits_for_copies_that_hold_pages",
+    "a drain waits for loads": "sim/test_weight_loads.py::loads_are_done_one_a_round_in_their_order_and_a_release_waits_for_them",
+    "no weights are kept": "sim/test_memory_release.py::no_rank_forwards_until_all_have_weights_again",
+    "weights bit for bit": "unit/device/test_weight_store.py::weights_come_back_bit_for_bit_to_where_they_were",
+    "blank pages": "unit/device/test_weight_loader.py::a_kv_cache_that_was_released_is_blank_and_may_be_written",
+    "a flush on all or none": "sim/test_control_operations.py::a_flush_that_one_engine_cannot_do_is_done_by_none_and_says_so_once_to_each",
+    "loads in one round": "sim/test_weight_loads.py::all_ranks_take_other_weights_in_one_round_and_forget_their_prefixes",
+    "a rank that cannot load": "sim/test_weight_loads.py::where_one_rank_cannot_none_does_and_nothing_is_flushed_unless_it_broke_late",
+    "pickled tensors": "unit/device/test_serving_weights.py::bytes_that_are_pickled_or_broken_are_refused_and_nothing_in_them_runs",
+    "groups of trainers": "sim/test_weight_operations.py::a_trainers_group_is_joined_served_from_and_left_by_all_ranks_in_one_round",
+    "weights are told whole": "sim/test_weight_operations.py::a_weight_is_told_whole_whichever_ranks_have_it",
+    "packed weights are told": "unit/device/test_packed.py::packed_weights_are_told_by_name_as_the_floats_they_stand_for",
+    "discarded weights": "sim/test_weight_operations.py::discarded_weights_without_others_block_every_rank_and_say_so",
+    "no answer mixes versions": "e2e/test_weight_updates.py::no_answer_mixes_two_checkpoints_that_are_swapped_under_load",
+    "profiles change no round": "sim/test_recorded_rounds.py::recording_changes_no_round",
+    "profiles of every rank": "e2e/test_several_ranks.py::all_ranks_give_memory_back_load_other_weights_and_record_what_they_do_together",
+    "launches and device events": "unit/bench/test_traces.py::device_work_counts_for_the_forward_that_launched_it_however_late_it_ran",
+    "activities that cannot be recorded": "unit/device/test_profiler.py::what_cannot_be_recorded_or_written_is_refused_before_anything_begins",
+    "settings, typed": "sim/test_internal_state.py::what_may_not_be_set_is_refused_by_name_and_sets_nothing",
+    "settings on all ranks": "sim/test_internal_state.py::settings_change_on_all_ranks_in_one_round_and_no_answer_changes",
+    "operations of their own form": "unit/control/test_transport.py::an_operation_without_an_id_is_answered_in_its_own_form",
+    "answers of all engines as one": f"{FRONTEND}/test_control_routes.py::what_one_engine_refuses_is_refused_with_every_reason_once",
+    "weights by every route": f"{FRONTEND}/test_weight_routes.py::a_load_asks_every_engine_while_it_is_paused",
+    "the operator's key": f"{FRONTEND}/test_control_routes.py::the_operators_key_guards_every_one_of_them",
+    "every refusal in words": f"{FRONTEND}/test_refused_operations.py::a_refusal_is_400_with_its_reason_and_changes_nothing",
+    "orders that differ": "sim/test_control_operations.py::engines_that_hear_of_operations_in_another_order_all_stop_with_one_message",
+    "an abort before its request": "sim/test_client_aborts.py::a_request_that_was_not_seen_yet_ends_as_it_comes",
+    "an abort behind the end": "sim/test_client_aborts.py::one_that_ended_is_over_and_the_next_of_its_name_is_another",
+    "an abort while a grammar compiles": "sim/test_client_aborts.py::one_that_waits_for_its_grammar_ends_and_its_grammar_finds_nobody",
+    "an abort while withheld": "sim/test_client_aborts.py::one_that_is_withheld_ends_at_once_and_is_not_submitted_on_resume",
+    "an abort while prefilling": "sim/test_client_aborts.py::one_in_the_middle_of_its_prompt_ends_and_its_pages_come_back",
+    "an abort in flight": "sim/test_client_aborts.py::one_whose_forward_is_in_flight_ends_with_what_was_told_and_no_more",
+    "ids that repeat": "unit/control/test_event_loop.py::a_repeated_id_is_dropped_with_a_warning_and_the_original_keeps_its_stream",
+    "ids that are used again": "unit/control/test_event_loop.py::an_id_that_the_scheduler_still_holds_is_refused_with_a_conflict",
+}
+
 
 @cache
 def _tests_of(file: str) -> frozenset[str]:
@@ -121,7 +171,7 @@ def _tests_of(file: str) -> frozenset[str]:
     return frozenset(node.name for node in nodes if isinstance(node, kinds))
 
 
-@pytest.mark.parametrize("what", [*PROMISES, *COMPLAINTS])
+@pytest.mark.parametrize("what", [*PROMISES, *COMPLAINTS, *OPERATIONS])
 def test_everything_that_is_promised_has_a_test_that_exists(what):
-    file, _, name = (PROMISES | COMPLAINTS)[what].partition("::")
+    file, _, name = (PROMISES | COMPLAINTS | OPERATIONS)[what].partition("::")
     assert f"test_{name}" in _tests_of(file)

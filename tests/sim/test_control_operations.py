@@ -33,6 +33,39 @@ def answers_are_whole(fleet):
         assert fleet.owner(engine).answer(f"r{engine}").ids == ids
 
 
+@pytest.mark.parametrize("mode", ["wait", "keep"])
+def test_what_was_withheld_goes_first_on_resume_and_what_left_meanwhile_not_at_all(mode):
+    sim = Simulation(small_specs(max_rows=1, eos_token_ids=(511,)), depth=1)
+    sim.call(1, PAUSE, mode)
+    for rid in ("first", "left", "second"):
+        sim.submit(rid, PROMPT, max_new_tokens=3, ignore_eos=True)
+        sim.run(1)
+    sim.abort("left")
+    sim.run(1)
+    sim.submit("beside", PROMPT, max_new_tokens=3, ignore_eos=True)
+    sim.call(2, RESUME)
+    sim.submit("behind", PROMPT, max_new_tokens=3, ignore_eos=True)
+    sim.run_until_idle()
+    assert said(sim) == {1: (True, ""), 2: (True, "")}
+    order = [rid for rid, _ in sim.frontend.over]
+    assert order == ["left", "first", "second", "beside", "behind"]
+    assert sim.answer("left").ids == []
+    sim.check_drained()
+
+
+def test_a_frozen_engine_lets_its_copies_land():
+    sim = Simulation(small_specs(num_host_pages=33), delay=lambda _op: 12)
+    sim.submit("r", PROMPT, max_new_tokens=3)
+    sim.run(6)
+    assert sim.loop._cache_ops.open
+    sim.call(1, PAUSE, "keep")
+    sim.run(20)
+    assert not sim.loop._cache_ops.open
+    sim.call(2, FLUSH)
+    sim.run(1)
+    assert said(sim) == {1: (True, ""), 2: (True, "")}
+
+
 def test_a_flush_behind_a_pause_is_done_whoever_waits():
     sim = Simulation(small_specs(eos_token_ids=(511,)), depth=1)
     sim.submit("before", PROMPT, max_new_tokens=3)
