@@ -6,7 +6,8 @@ from drumline.contract.request import GenerateRequest
 from drumline.contract.result import ForwardResult, RowLogprobs
 from drumline.control.output.crossings import MAX_REMEMBERED, REMEMBERED_US
 from drumline.control.output.deadlines import Deadlines
-from drumline.control.output.outputs import HELD, Outputs
+from drumline.control.output.outputs import Outputs
+from drumline.control.output.seats import HELD
 from drumline.control.requests import Ending, Reason, Refusal, Request
 from drumline.core.errors import InvariantError
 from drumline.scheduler.events import Aborted, Finished, Results

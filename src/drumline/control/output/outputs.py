@@ -1,10 +1,9 @@
 """Commits forwards: who produced what, who is over, and what its client is told.
 
-Owns every live request, by id and by pool row. The state a decode round touches
-lies in arrays by row, so that a steady round is a few vector operations; Python
-runs per request only for rows that start, end or need it. It returns the
-scheduler's events, the frontend's columns and the ids to release, all at once
-when the round asks for them, and knows neither of their takers.
+Owns every live request, by id; `seats` has them by pool row. Python runs per request only
+for rows that start, end or need it. It returns the scheduler's events, the frontend's columns
+and the ids to release, all at once when the round asks for them, and knows neither of their
+takers.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,13 +20,19 @@ from drumline.contract.result import ForwardResult, RowLogprobs, RowPooled
 from drumline.control.output.columns import add_refusal, add_request, add_tokens
 from drumline.control.output.crossings import Crossings
 from drumline.control.output.deadlines import Deadlines
+from drumline.control.output.endings import (
+    AT_LENGTH,
+    ENDED_BY_CLIENT,
+    GRAMMAR_FAULT,
+    LATE,
+    NOT_FINITE,
+    PROCESSOR_FAULT,
+    STUCK,
+)
+from drumline.control.output.seats import Flags, Seats
 from drumline.control.output.steady import Steady
 from drumline.control.requests import (
-    CLIENT_ERROR,
-    CLIENT_GONE,
-    ENGINE_ERROR,
     NO_CAPACITY,
-    TIMED_OUT,
     Ended,
     Ending,
     Reason,
@@ -36,37 +41,8 @@ from drumline.control.requests import (
 )
 from drumline.core.errors import InvariantError
 from drumline.scheduler.events import Aborted, Event, Finished, Results
-from drumline.wire.output import NUMERICAL_ERROR
 
-Flags = npt.NDArray[np.bool_]
 Indices = npt.NDArray[np.intp]
-
-HELD = 64
-"""Ids of a row that are held in its array before they move to its request."""
-
-_ENDED_BY_CLIENT = Ending(Reason.ABORT, "the client asked for it", CLIENT_GONE)
-_NOT_FINITE = Ending(
-    Reason.ABORT,
-    "the model's output was not finite (NaN or infinity)",
-    ENGINE_ERROR,
-    code=NUMERICAL_ERROR,
-)
-_GRAMMAR_FAULT = Ending(
-    Reason.ABORT,
-    "the grammar could not go on: it met a limit of its library",
-    ENGINE_ERROR,
-)
-_STUCK = Ending(
-    Reason.ABORT,
-    "no token is left that may come next: what the request forbids and what it is held to "
-    "exclude each other, or its grammar asks for what the model's vocabulary cannot spell",
-    CLIENT_ERROR,
-)
-_PROCESSOR_FAULT = Ending(
-    Reason.ABORT, "a logits processor failed; the engine's log says how", ENGINE_ERROR
-)
-_LATE = Ending(Reason.ABORT, "the request's deadline passed before its answer ended", TIMED_OUT)
-_AT_LENGTH = Ending(Reason.LENGTH)
 
 
 class Outcome(Struct):
@@ -82,31 +58,10 @@ class Outputs:
     """Every live request and what became of it."""
 
     def __init__(self, max_rows: int, vocab_size: int) -> None:
-        size = max_rows + 1
         self._by_rid: dict[str, Request] = {}
         self._crossings = Crossings()
         self._deadlines = Deadlines()
-        # By row. A row whose generation is not a batch's serves somebody else by now, or
-        # nobody (-1): the batch's results for it are void.
-        self._requests: list[Request | None] = [None] * size
-        self._generation = np.full(size, -1, np.int32)
-        self._produced = np.zeros(size, np.int32)
-        self._limit = np.zeros(size, np.int32)
-        self._streams = np.zeros(size, np.bool_)
-        self._attention = np.zeros(size, np.bool_)
-        """Rows whose next token must be seen in Python: a first one, one with log probabilities."""
-        self._top = np.full(size, -1, np.int32)
-        """How many of the best log probabilities a row wants; -1: none, not even its own."""
-        self._prompt_from = np.full(size, -1, np.int32)
-        """From where on a row's prompt is told log probabilities of; -1: from nowhere."""
-        self._held = np.zeros((size, HELD), np.int32)
-        self._fill = np.zeros(size, np.int32)
-        self._stop_users = np.zeros(vocab_size, np.int32)
-        """By token: how many requests with a row may stop on it."""
-        self._wanting_logprobs = 0
-        self._pools = np.zeros(size, np.bool_)
-        self._pooling = 0
-        """Rows whose prompts become vectors."""
+        self._seats = Seats(max_rows, vocab_size)
         self._steady: Steady | None = None
         self._seen: IntArray | None = None
         """The rows of the last batch; one that comes again is worth remembering."""
@@ -140,7 +95,7 @@ class Outputs:
             self._deadlines.add(request.rid, request.deadline_us)
         if not self._crossings.arrived(request.rid):
             return True
-        self._end(request, _ENDED_BY_CLIENT, now_us)
+        self._end(request, ENDED_BY_CLIENT, now_us)
         return False
 
     def refuse(self, refusal: Refusal) -> None:
@@ -153,7 +108,7 @@ class Outputs:
         """End a request whose client is gone; one that has not arrived yet, when it does."""
         request = self._by_rid.get(rid)
         if request is not None:
-            self._abort(request, _ENDED_BY_CLIENT, now_us)
+            self._abort(request, ENDED_BY_CLIENT, now_us)
         else:
             self._crossings.aborted(rid, now_us)
 
@@ -166,7 +121,7 @@ class Outputs:
         """End requests that are late; forget early aborts, and ids that ended, after a while."""
         self._crossings.expire(now_us)
         for rid in self._deadlines.late(now_us):
-            self._abort(self._by_rid[rid], _LATE, now_us)
+            self._abort(self._by_rid[rid], LATE, now_us)
 
     def fail(self, rids: Iterable[str], ending: Ending, now_us: int) -> None:
         """End requests that the scheduler did not take; it hears nothing of them."""
@@ -183,8 +138,7 @@ class Outputs:
 
     def rids(self, rows: IntArray) -> list[str | None]:
         """Return which requests rows serve; None for those that ended."""
-        owners = [self._requests[row] for row in rows.tolist()]
-        return [None if owner is None else owner.rid for owner in owners]
+        return self._seats.rids(rows)
 
     # A plan and its forward
 
@@ -199,10 +153,11 @@ class Outputs:
     def bind(self, bound: Bound, cached_tokens: int, now_us: int) -> bool:
         """Note that a row serves a request from this round's plan on; whether it is its first."""
         self._settle()
-        row = bound.row
         request = self._by_rid.get(bound.rid)
-        if self._requests[row] is not None:
-            raise InvariantError(f"row {row} is bound to {bound.rid!r} while it serves another")
+        if self._seats.requests[bound.row] is not None:
+            raise InvariantError(
+                f"row {bound.row} is bound to {bound.rid!r} while it serves another"
+            )
         if request is None:
             # It ended this round; the scheduler hears of it at the tail.
             return False
@@ -213,47 +168,12 @@ class Outputs:
             request.cached_tokens = cached_tokens
             request.scheduled_us = now_us
         request.resume(now_us)
-        request.row = row
-        self._requests[row] = request
-        self._generation[row] = bound.generation
-        self._produced[row] = request.produced
-        self._limit[row] = request.limit
-        self._streams[row] = request.stream and not request.held
-        self._attention[row] = not request.produced or request.return_logprob
-        self._fill[row] = 0
-        if request.return_logprob:
-            self._top[row] = request.top_logprobs
-            if request.prompt_logprobs is not None:
-                self._prompt_from[row] = request.prompt_logprobs.start
-            self._wanting_logprobs += 1
-        if request.pooled is not None:
-            self._pools[row] = True
-            self._pooling += 1
-        for token in request.stops:
-            self._stop_users[token] += 1
+        self._seats.take(request, bound)
         return first
 
     def logprob_plan(self, batch: Batch) -> LogprobPlan | None:
         """Return which of the batch's sampling rows want log probabilities, if any does."""
-        if not self._wanting_logprobs and not self._pooling:
-            return None
-        top = self._top[batch.rows]
-        wanted = top >= 0
-        starts = batch.prefix_lengths[: batch.extends]
-        ends = starts + batch.input_lengths[: batch.extends]
-        wanted[: batch.extends] &= ends >= batch.prompt_lengths
-        indices = np.flatnonzero(wanted).astype(np.int32)
-        told_from = self._prompt_from[batch.rows[: batch.extends]]
-        # Each token of a prompt is told where the one before it is computed.
-        told = (told_from >= 0) & (ends > told_from)
-        told &= np.maximum(starts, told_from) < batch.prompt_lengths - 1
-        prompts = np.flatnonzero(told).astype(np.int32)
-        pooled = np.flatnonzero(
-            self._pools[batch.rows[: batch.extends]] & (starts < batch.prompt_lengths)
-        ).astype(np.int32)
-        if not len(indices) and not len(prompts) and not len(pooled):
-            return None
-        return LogprobPlan(indices, top[indices], prompts, top[prompts], pooled)
+        return self._seats.logprob_plan(batch)
 
     def commit(self, batch: Batch, result: ForwardResult, now_us: int) -> None:
         """Apply a forward's results to its batch's rows.
@@ -261,22 +181,22 @@ class Outputs:
         Raises InvariantError if the result is not one of this batch.
         """
         rows, counts, tokens = batch.rows, result.counts, result.tokens
-        steady = self._steady
-        if steady is not None and steady.fits(batch, result) and not self._stop_users[tokens].any():
+        steady, stop_users = self._steady, self._seats.stop_users
+        if steady is not None and steady.fits(batch, result) and not stop_users[tokens].any():
             self._outcome.events.append(Results(rows, batch.generations, counts, tokens))
             self._commit_steady(steady, tokens)
             return
         self._settle()
         if len(counts) != len(rows):
             raise InvariantError(f"a forward of {len(rows)} rows returned {len(counts)} counts")
-        live = self._generation[rows] == batch.generations
+        live = self._seats.generation[rows] == batch.generations
         if len(result.nan_indices):
             # Before the results: what these rows computed must not be published.
-            self._end_faulty(rows, live, result.nan_indices, _NOT_FINITE, now_us)
+            self._end_faulty(rows, live, result.nan_indices, NOT_FINITE, now_us)
         for faulty, ending in (
-            (result.grammar_faults, _GRAMMAR_FAULT),
-            (result.stuck, _STUCK),
-            (result.processor_faults, _PROCESSOR_FAULT),
+            (result.grammar_faults, GRAMMAR_FAULT),
+            (result.stuck, STUCK),
+            (result.processor_faults, PROCESSOR_FAULT),
         ):
             if len(faulty):
                 self._end_faulty(rows, live, faulty, ending, now_us)
@@ -307,7 +227,7 @@ class Outputs:
             self._commit_ids(int(rows[index]), ids, logprobs.get(index), now_us)
 
     def _add_prompt_logprobs(self, row: int, told: RowLogprobs) -> None:
-        request = self._requests[row]
+        request = self._seats.requests[row]
         if request is None or request.prompt_logprobs is None:
             raise InvariantError(f"row {row} is told of a prompt that nobody asked about")
         prompt = request.prompt_logprobs
@@ -316,7 +236,7 @@ class Outputs:
         prompt.top_ids += map(list, told.top_ids)
 
     def _add_pooled(self, row: int, chunk: RowPooled) -> None:
-        request = self._requests[row]
+        request = self._seats.requests[row]
         if request is None or request.pooled is None:
             raise InvariantError(f"row {row} is told of a vector that nobody asked for")
         request.pooled.add(chunk.start, chunk.tokens, chunk.values)
@@ -327,7 +247,7 @@ class Outputs:
         steady.produced += 1
         produced = steady.produced
         if len(steady.quiet):
-            self._hold(steady.rows[steady.quiet], tokens[steady.quiet])
+            self._seats.hold(steady.rows[steady.quiet], tokens[steady.quiet])
             tokens, produced = tokens[steady.loud], produced[steady.loud]
         if len(tokens):
             add_tokens(
@@ -341,22 +261,22 @@ class Outputs:
 
     def _remember(self, batch: Batch) -> None:
         """Note a batch that came twice, if nothing of it needs Python next time."""
-        again = batch.rows is self._seen
-        self._seen = batch.rows
-        if not again or self._attention[batch.rows].any():
+        seats, rows = self._seats, batch.rows
+        again = rows is self._seen
+        self._seen = rows
+        if not again or seats.attention[rows].any():
             return
-        if not np.array_equal(self._generation[batch.rows], batch.generations):
+        if not np.array_equal(seats.generation[rows], batch.generations):
             return
-        requests = [request for row in batch.rows.tolist() if (request := self._requests[row])]
-        produced = self._produced[batch.rows]
-        headroom = int((self._limit[batch.rows] - produced).min())
-        self._steady = Steady(batch, requests, produced, headroom, self._streams[batch.rows])
+        produced = seats.produced[rows]
+        headroom = int((seats.limit[rows] - produced).min())
+        self._steady = Steady(batch, seats.owners(rows), produced, headroom, seats.streams[rows])
 
     def _settle(self) -> None:
         """Put the counts of the remembered batch back where everybody finds them."""
         steady, self._steady = self._steady, None
         if steady is not None:
-            self._produced[steady.rows] = steady.produced
+            self._seats.produced[steady.rows] = steady.produced
 
     def _commit_singles(
         self,
@@ -367,11 +287,12 @@ class Outputs:
         now_us: int,
     ) -> None:
         """Commit one token a row; `indices` are the rows' batch indices unless they count up."""
-        produced = self._produced[rows] + 1
-        due = self._attention[rows]
-        due |= self._stop_users[tokens] > 0
-        due |= produced >= self._limit[rows]
-        streams = self._streams[rows]
+        seats = self._seats
+        produced = seats.produced[rows] + 1
+        due = seats.attention[rows]
+        due |= seats.stop_users[tokens] > 0
+        due |= produced >= seats.limit[rows]
+        streams = seats.streams[rows]
         if due.any():
             for i in np.flatnonzero(due).tolist():
                 index = i if indices is None else int(indices[i])
@@ -384,13 +305,13 @@ class Outputs:
                 produced[rest],
                 streams[rest],
             )
-        self._produced[rows] = produced
+        seats.produced[rows] = produced
         quiet = np.flatnonzero(~streams)
         if len(quiet):
-            self._hold(rows[quiet], tokens[quiet])
+            seats.hold(rows[quiet], tokens[quiet])
             loud = np.flatnonzero(streams)
             rows, tokens, produced = rows[loud], tokens[loud], produced[loud]
-        requests = [request for row in rows.tolist() if (request := self._requests[row])]
+        requests = seats.owners(rows)
         add_tokens(
             self._outcome.columns,
             [request.rid for request in requests],
@@ -400,34 +321,17 @@ class Outputs:
             produced,
         )
 
-    def _hold(self, rows: IntArray, tokens: IntArray) -> None:
-        """Keep one token a row for clients that want their answer whole."""
-        fill = self._fill[rows]
-        self._held[rows, fill] = tokens
-        fill += 1
-        self._fill[rows] = fill
-        for row in rows[fill == HELD].tolist():
-            self._flush(row)
-
-    def _flush(self, row: int) -> None:
-        request = self._requests[row]
-        fill = int(self._fill[row])
-        if request is not None and fill:
-            request.held += self._held[row, :fill].tolist()
-        self._fill[row] = 0
-
     def _commit_ids(
         self, row: int, ids: list[int], logprobs: RowLogprobs | None, now_us: int
     ) -> None:
         """Commit one row's tokens, up to its end if they hold one."""
-        request = self._requests[row]
-        if request is None:
-            raise InvariantError(f"row {row} has results but serves no request")
+        seats = self._seats
+        request = seats.of(row)
         if request.first_token_us < 0:
             request.first_token_us = now_us
-            self._attention[row] = request.return_logprob
-        self._flush(row)
-        produced = int(self._produced[row])
+            seats.attention[row] = request.return_logprob
+        seats.flush(row)
+        produced = int(seats.produced[row])
         ending: Ending | None = None
         taken = 0
         for token in ids:
@@ -437,9 +341,9 @@ class Outputs:
                 ending = Ending(Reason.STOP, matched=token)
                 break
             if produced >= request.limit:
-                ending = _AT_LENGTH
+                ending = AT_LENGTH
                 break
-        self._produced[row] = produced
+        seats.produced[row] = produced
         request.held += ids[:taken]
         if logprobs is not None:
             request.held_logprobs += logprobs.sampled[:taken]
@@ -450,13 +354,13 @@ class Outputs:
             self._end(request, ending, now_us)
         elif request.stream:
             add_request(self._outcome.columns, request, produced, None)
-            self._streams[row] = True
+            seats.streams[row] = True
 
     def _end_faulty(
         self, rows: IntArray, live: Flags, indices: IntArray, ending: Ending, now_us: int
     ) -> None:
         for index in indices.tolist():
-            request = self._requests[int(rows[index])]
+            request = self._seats.requests[int(rows[index])]
             if live[index] and request is not None:
                 self._abort(request, ending, now_us)
         live[indices] = False
@@ -480,38 +384,14 @@ class Outputs:
         add_request(self._outcome.columns, request, request.produced, ending)
 
     def _unbind(self, request: Request) -> None:
-        """Take a request off its row, with what the row's arrays know of it."""
         self._settle()
-        row = request.row
-        self._flush(row)
-        request.produced = int(self._produced[row])
-        request.row = 0
-        self._requests[row] = None
-        self._generation[row] = -1
-        self._attention[row] = False
-        if self._top[row] >= 0:
-            self._top[row] = self._prompt_from[row] = -1
-            self._wanting_logprobs -= 1
-        if self._pools[row]:
-            self._pools[row] = False
-            self._pooling -= 1
-        for token in request.stops:
-            self._stop_users[token] -= 1
+        self._seats.leave(request)
 
     def check(self) -> None:
         """Raise InvariantError unless rows and ids tell one story."""
-        stops = np.zeros_like(self._stop_users)
-        for row, request in enumerate(self._requests):
-            if request is None:
-                if self._generation[row] != -1:
-                    raise InvariantError(f"row {row} has a generation but serves no request")
-                continue
-            if self._by_rid.get(request.rid) is not request or request.row != row:
-                raise InvariantError(f"row {row} serves {request!r}, which is elsewhere or over")
-            for token in request.stops:
-                stops[token] += 1
-        seated = sum(request.row != 0 for request in self._by_rid.values())
-        if seated != sum(request is not None for request in self._requests):
+        seated = self._seats.check()
+        for request in filter(None, self._seats.requests):
+            if self._by_rid.get(request.rid) is not request:
+                raise InvariantError(f"a row serves {request!r}, which is over")
+        if seated != sum(request.row != 0 for request in self._by_rid.values()):
             raise InvariantError("requests with a row and rows with a request differ in number")
-        if not np.array_equal(stops, self._stop_users):
-            raise InvariantError("the stop ids in use are miscounted")
