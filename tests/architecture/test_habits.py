@@ -105,6 +105,28 @@ def test_the_control_plane_draws_no_lots(name):
     assert not imported & {"random", "secrets", "uuid"}
 
 
+RUNS_CODE = {"eval", "exec", "compile", "__import__", "os.system", "os.popen", "torch.load"}
+READS_CODE = {"pickle", "marshal", "shelve", "dill", "cloudpickle"}
+
+
+@pytest.mark.parametrize("name", list(TREES))
+def test_nothing_that_is_read_is_run(name):
+    ran = [
+        f"line {call.lineno}: {callee(call)}"
+        for _, call in calls(name)
+        if callee(call) in RUNS_CODE
+        or any(each.arg in {"shell", "trust_remote_code", "weights_only"} for each in call.keywords)
+    ]
+    imported = {
+        (alias.name if isinstance(node, ast.Import) else node.module or "").partition(".")[0]
+        for node in ast.walk(TREES[name])
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for alias in node.names
+    }
+    assert not ran
+    assert not imported & READS_CODE
+
+
 HOST_READS = {"item", "cpu", "tolist", "numpy", "nonzero", "synchronize"}
 
 

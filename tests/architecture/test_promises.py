@@ -72,6 +72,7 @@ PROMISES = {
     "weight version of responses": f"{FRONTEND}/test_responses_route.py::an_answer_says_of_which_weights_it_is_streamed_and_not",
     "weight version of messages": f"{FRONTEND}/test_messages_route.py::an_answer_says_of_which_weights_it_is_streamed_and_not",
     "queue caps": f"{FRONTEND}/test_refusals.py::a_refusal_by_the_engine_keeps_its_status",
+    "nothing of a request is run": "architecture/test_habits.py::nothing_that_is_read_is_run",
     "body size": f"{FRONTEND}/test_refusals.py::a_body_over_the_limit_is_refused",
     "a most of 128 answers, 20 log probabilities": f"{FRONTEND}/test_refusals.py::bad_requests_name_what_is_wrong",
     "OpenAI's client": f"{FRONTEND}/test_serving.py::the_official_client_is_served",

@@ -79,6 +79,11 @@ def test_all_ranks_give_memory_back_load_other_weights_and_record_what_they_do_t
                 await engine.tokens(f"b{rank}", [5, 6, 7], 6, rank=rank) for rank in range(data)
             ]
             assert after == before
+            await done("release_memory_occupation", None, True)
+            await done("resume_memory_occupation")
+            assert await done("is_unloaded") == ["true"] * data
+            await done("update_weight_from_disk", str(tiny_model))
+            assert await done("is_unloaded") == ["false"] * data
             how = {"profile_id": "p", "output_dir": str(tmp_path), "with_stack": False}
             await done("start_profile", how)
             asking = [engine.tokens(f"c{rank}", [5, 6, 7], 6, rank=rank) for rank in range(data)]
