@@ -10,9 +10,9 @@ It knows neither HTTP nor text, and starts no engine.
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol, TypeVar, cast, overload
+from typing import Any, cast, overload
 
 import zmq
 import zmq.asyncio
@@ -20,9 +20,12 @@ from zmq.utils.monitor import parse_monitor_message
 
 from drumline.client.calls import Calls
 from drumline.client.deltas import deltas
+from drumline.client.places import beside, endpoint
+from drumline.client.receiver import Into, R, Receiver
 from drumline.client.reports import Reports
+from drumline.client.roll import Roll
 from drumline.client.routing import Policy, RoundRobin, Situation, pinned, roomed
-from drumline.client.stream import Delta, Stream
+from drumline.client.stream import Stream
 from drumline.contract.outputs import Load
 from drumline.contract.ports import Clock
 from drumline.core.clock import SystemClock
@@ -36,10 +39,8 @@ from drumline.wire.handshake import (
     Registration,
     decode_greeting,
     decode_registration,
-    engine_of,
     identity_of,
 )
-from drumline.wire.layout import decode_output, output_decoder
 from drumline.wire.output import (
     ENGINE_CORE_DEAD,
     BatchTokenIDOutSlim,
@@ -52,29 +53,6 @@ from drumline.wire.request import TokenizedGenerateReqInput
 log = logging.getLogger(__name__)
 
 _LINGER_MS = 500
-
-
-class Receiver(Protocol):
-    """Who takes the outputs of one request; a `Stream` does."""
-
-    @property
-    def rid(self) -> str: ...
-
-    @property
-    def engine_index(self) -> int: ...
-
-    @property
-    def ended(self) -> bool: ...
-
-    def push(self, delta: Delta) -> None:
-        """Take what the engine said; with a finished reason it is the last."""
-
-    def fail(self, reason: str) -> None:
-        """Hear that the engine is gone."""
-
-
-R = TypeVar("R", bound=Receiver)
-Into = Callable[[str, int, Callable[[Any], None]], R]
 
 
 class EngineClient:
@@ -98,14 +76,11 @@ class EngineClient:
         self._busy_since_us = 0
         self._unreported = [0] * engines
         """Requests sent since an engine's last report."""
-        self._registrations: dict[int, Registration] = {}
-        self._fds: dict[int, int] = {}
+        self._roll = Roll(engines)
         self._init = b""
-        self._decode: Callable[[Buffer], Output] = decode_output
         self._context = zmq.asyncio.Context()
         self._sockets: list[zmq.asyncio.Socket] = []
         self._tasks: list[asyncio.Task[None]] = []
-        self._complete = asyncio.Event()
         self._failure: str | None = None
         self.closed = asyncio.Event()
         """Set once an engine is gone or `close` was called; nothing works from then on."""
@@ -131,15 +106,15 @@ class EngineClient:
         """
         try:
             handshake = self._bound(zmq.ROUTER, address)
-            requests = self._bound(zmq.ROUTER, _beside(address, "-in.sock"))
-            outputs = self._bound(zmq.PULL, _beside(address, "-out.sock"))
+            requests = self._bound(zmq.ROUTER, beside(address, "-in.sock"))
+            outputs = self._bound(zmq.PULL, beside(address, "-out.sock"))
         except zmq.ZMQError as error:
             await self.close()
             raise ConfigError(address, f"cannot be bound: {error.strerror}") from None
         requests.router_mandatory = 1
         self._requests = requests
         self._init = encode(
-            Init(addresses=Addresses(inputs=[_endpoint(requests)], outputs=[_endpoint(outputs)]))
+            Init(addresses=Addresses(inputs=[endpoint(requests)], outputs=[endpoint(outputs)]))
         )
         monitor = requests.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._sockets.append(monitor)
@@ -150,7 +125,7 @@ class EngineClient:
             self._receive(outputs),
         ):
             self._spawn(work)
-        return _endpoint(handshake)
+        return endpoint(handshake)
 
     async def ready(self, timeout_s: float) -> Registration:
         """Wait until every engine registered; returns the first one's registration.
@@ -158,7 +133,7 @@ class EngineClient:
         Raises PeerError when that takes longer, or when an engine was refused or is gone.
         """
         ended = asyncio.create_task(self.closed.wait())
-        complete = asyncio.create_task(self._complete.wait())
+        complete = asyncio.create_task(self._roll.complete.wait())
         try:
             await asyncio.wait(
                 (ended, complete), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
@@ -167,10 +142,9 @@ class EngineClient:
             ended.cancel()
             complete.cancel()
         self._check_open()
-        if not self._complete.is_set():
-            missing = [i for i in range(self._engines) if i not in self._registrations]
+        if missing := self._roll.missing:
             raise PeerError(f"no word from engine {missing} within {timeout_s:g} s")
-        return self._registrations[0]
+        return self._roll.first
 
     async def close(self) -> None:
         """End every stream and call, and close the sockets; does nothing the second time."""
@@ -210,7 +184,7 @@ class EngineClient:
         engine takes, and PeerError when the engine is gone or not there yet.
         """
         self._check_open()
-        if not self._complete.is_set():
+        if not self._roll.complete.is_set():
             raise PeerError("the engine is not ready")
         rid = request.rid
         if not isinstance(rid, str) or not rid:
@@ -332,7 +306,7 @@ class EngineClient:
         while True:
             frames = await handshake.recv_multipart()
             try:
-                engine = self._sender(frames[0], frames[1:])
+                engine = self._roll.sender(frames[0], frames[1:])
                 greeting = decode_greeting(frames[1])
             except MalformedFrameError as error:
                 self._dropped("greeting", error)
@@ -345,34 +319,20 @@ class EngineClient:
         while True:
             frames = await requests.recv_multipart(copy=False)
             try:
-                engine = self._sender(frames[0].buffer, frames[1:])
+                engine = self._roll.sender(frames[0].buffer, frames[1:])
                 registration = decode_registration(frames[1].buffer)
             except MalformedFrameError as error:
                 self._dropped("registration", error)
                 continue
-            self._registered(engine, registration, int(frames[1].get(zmq.SRCFD)))
-
-    def _registered(self, engine: int, registration: Registration, fd: int) -> None:
-        first = next(iter(self._registrations.values()), registration)
-        try:
-            self._decode = output_decoder(registration.positional_layouts)
-        except MalformedFrameError as error:
-            self._fail(str(error))
-            return
-        if registration.positional_layouts != first.positional_layouts:
-            self._fail("engines of one group declare different field orders")
-            return
-        self._registrations[engine] = registration
-        self._fds[fd] = engine
-        log.info("engine %d registered: %s", engine, registration.instance_id or "unnamed model")
-        if len(self._registrations) == self._engines:
-            self._complete.set()
+            fault = self._roll.enter(engine, registration, int(frames[1].get(zmq.SRCFD)))
+            if fault is not None:
+                self._fail(fault)
 
     async def _watch(self, monitor: zmq.asyncio.Socket) -> None:
         """Close the client when the connection of a registered engine ends."""
         while True:
             event = parse_monitor_message(await monitor.recv_multipart())
-            engine = self._fds.get(int(event["value"]))
+            engine = self._roll.at(int(event["value"]))
             if engine is not None:
                 self._fail(f"engine {engine} is gone: its connection ended")
 
@@ -383,7 +343,7 @@ class EngineClient:
                 self._fail("the engine stopped")
                 continue
             try:
-                self._deliver(self._decode(frames[0]))
+                self._deliver(self._roll.decode(frames[0]))
             except MalformedFrameError as error:
                 self._dropped("output", error)
             # A flood of batches must not keep the consumers from running.
@@ -391,7 +351,7 @@ class EngineClient:
 
     def _deliver(self, output: Output) -> None:
         """Cut an output into its streams. Raises MalformedFrameError for one to drop whole."""
-        engine = self._known(output.engine_index)
+        engine = self._roll.known(output.engine_index)
         if isinstance(output, ControlReplySlim):
             if not self._calls.answered(output):
                 log.debug("nobody waits for the reply to call %d", output.call_id)
@@ -423,17 +383,6 @@ class EngineClient:
             stream.push(delta)
 
     # --- the end
-
-    def _sender(self, identity: Buffer, frames: Sequence[object]) -> int:
-        """Return which engine sent a message, which is one frame. Raises MalformedFrameError."""
-        if len(frames) != 1:
-            raise MalformedFrameError(f"one frame makes the message, {len(frames)} came")
-        return self._known(engine_of(identity))
-
-    def _known(self, engine: int) -> int:
-        if not 0 <= engine < self._engines:
-            raise MalformedFrameError(f"engine {engine} is none of the {self._engines} awaited")
-        return engine
 
     def _dropped(self, what: str, error: MalformedFrameError) -> None:
         self.dropped_frames += 1
@@ -481,19 +430,3 @@ def on_the_wire() -> Iterator[None]:
     # Numbers beyond 64 bits, half a surrogate pair, nesting deeper than the stack.
     except (OverflowError, ValueError, RecursionError) as error:
         raise RequestError(400, f"a value cannot be sent to the engine: {error}") from None
-
-
-def _beside(address: str, suffix: str) -> str:
-    """Return where a data socket binds: a free port of the host, or a path beside the path."""
-    scheme, _, rest = address.partition("://")
-    if scheme == "ipc":
-        return f"ipc://{rest}{suffix}"
-    host = rest.rpartition(":")[0]
-    if scheme != "tcp" or not host or host in {"*", "0.0.0.0", "[::]"}:
-        raise ConfigError(address, "engines need one host to dial; write tcp://HOST:PORT")
-    return f"tcp://{host}:*"
-
-
-def _endpoint(socket: zmq.asyncio.Socket) -> str:
-    endpoint: bytes = socket.getsockopt(zmq.LAST_ENDPOINT)  # type: ignore[assignment]  # bytes option
-    return endpoint.rstrip(b"\0").decode()
