@@ -5,8 +5,9 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 ARGS   ?=
+PEERS  ?=
 
-.PHONY: setup serve test sim lint fmt bench soak check clean
+.PHONY: setup serve test sim lint fmt bench bench-peers soak check clean
 .DEFAULT_GOAL := check
 
 $(VENV)/.run: pyproject.toml constraints.txt scripts/setup
@@ -40,6 +41,9 @@ fmt: $(VENV)/.dev ## format in place
 
 bench: $(VENV)/.dev ## benchmarks, as a table and as JSON in benchmarks/results
 	$(BIN)/python benchmarks/run.py $(ARGS)
+
+bench-peers: $(VENV)/.dev ## drumline beside OpenVINO GenAI (installed apart from .venv) and, once they were asked for with PEERS="llama.cpp vllm", others; ARGS=--quick for a short pass
+	$(BIN)/python -m benchmarks.peers $(PEERS) $(ARGS)
 
 soak: $(VENV)/.dev ## long random runs: the scheduler beside the published one, grammars, the embedded model short of memory, ranks killed and stopped, two machines, sessions on two ranks, fifty sleeps, weights swapped forty times, restless clients, a million rounds for memory
 	DRUMLINE_SOAK_EVENTS=5000 DRUMLINE_SOAK_EXAMPLES=1000 DRUMLINE_SOAK_LIVES=10 DRUMLINE_SOAK_ROUNDS=1000000 $(BIN)/pytest -o faulthandler_timeout=7200 tests/unit/scheduler $(ARGS)
