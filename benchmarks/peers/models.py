@@ -4,6 +4,8 @@ Every engine then computes the same function up to its own rounding, so that non
 being another model.
 """
 
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -70,18 +72,53 @@ def write_as(type_: Type, file: Path, path: Path) -> None:
 def hugging_face(place: Place) -> Path:
     """Return a directory with the weights in bfloat16, for engines that read no GGUF."""
     path = place.home / "models" / f"{embedded().stem}.hf"
-    if path.is_dir():
-        return path
-    # Read here and not above: it brings torch along, which the clients of servers need not have.
-    import torch  # noqa: PLC0415
-    import transformers  # noqa: PLC0415
-
-    directory, name = embedded().parent, embedded().name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent) as made:
-        part = Path(made) / path.name
-        model = transformers.AutoModelForCausalLM.from_pretrained(directory, gguf_file=name)
-        model.to(torch.bfloat16).save_pretrained(part)
-        transformers.AutoTokenizer.from_pretrained(directory, gguf_file=name).save_pretrained(part)
-        part.rename(path)
+    if not path.is_dir():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent) as made:
+            part = Path(made) / path.name
+            part.mkdir()
+            # In a process of its own, as it brings torch along, which the harness need not hold.
+            command = [sys.executable, "-c", _CONVERSION, str(embedded()), str(part)]
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=_CONVERSION_S, check=False
+            )
+            if done.returncode:
+                raise PeerFailed(f"its weights cannot be made: {done.stderr.strip()[-300:]}")
+            part.rename(path)
     return path
+
+
+_CONVERSION_S = 600.0
+_CONVERSION = """
+import sys
+from pathlib import Path
+
+import torch
+import transformers
+
+from drumline.core.gguf_file import read_gguf
+from drumline.device.models.config import from_gguf
+from drumline.device.weights.gguf import GgufWeights
+from drumline.frontend.text.gguf_tokenizer import gguf_tokenizer
+
+file = read_gguf(Path(sys.argv[1]))
+said = from_gguf(file)
+config = transformers.LlamaConfig(
+    vocab_size=said.vocab_size,
+    hidden_size=file.metadata["llama.embedding_length"],
+    intermediate_size=file.metadata["llama.feed_forward_length"],
+    num_hidden_layers=said.layers,
+    num_attention_heads=said.heads,
+    num_key_value_heads=said.kv_heads,
+    max_position_embeddings=file.metadata["llama.context_length"],
+    rms_norm_eps=file.metadata["llama.attention.layer_norm_rms_epsilon"],
+    rope_parameters={"rope_type": "default", "rope_theta": file.metadata["llama.rope.freq_base"]},
+    tie_word_embeddings=True,
+)
+model = transformers.AutoModelForCausalLM.from_config(config).to(torch.bfloat16)
+weights = GgufWeights(file, heads=said.heads, kv_heads=said.kv_heads)
+for name, parameter in model.named_parameters():
+    weights.read(name, parameter.data)
+model.save_pretrained(sys.argv[2])
+gguf_tokenizer(file).write(Path(sys.argv[2]))
+"""

@@ -56,7 +56,8 @@ def install(
 ) -> str:
     """Install pinned packages into an environment of their own, unless they are there.
 
-    `unwanted` are dependencies that are taken out again. Returns the version of the first. Raises PeerFailed with what pip said last.
+    `unwanted` are dependencies that are taken out again. Returns the version of the first package.
+    Raises PeerFailed with what pip said last.
     """
     python = place.python(name)
     wanted, _, version = packages[0].partition("==")

