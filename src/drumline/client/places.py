@@ -7,7 +7,10 @@ from drumline.core.errors import ConfigError
 
 
 def beside(address: str, suffix: str) -> str:
-    """Return where a data socket binds: a free port of the host, or a path beside the path."""
+    """Return where a data socket binds: a free port of the host, or a path beside the path.
+
+    Raises ConfigError for an address that no engine can dial.
+    """
     scheme, _, rest = address.partition("://")
     if scheme == "ipc":
         return f"ipc://{rest}{suffix}"
@@ -18,5 +21,6 @@ def beside(address: str, suffix: str) -> str:
 
 
 def endpoint(socket: zmq.asyncio.Socket) -> str:
-    endpoint: bytes = socket.getsockopt(zmq.LAST_ENDPOINT)  # type: ignore[assignment]  # bytes option
-    return endpoint.rstrip(b"\0").decode()
+    """Return where a bound socket is dialled, its port included."""
+    place: bytes = socket.getsockopt(zmq.LAST_ENDPOINT)  # type: ignore[assignment]  # bytes option
+    return place.rstrip(b"\0").decode()

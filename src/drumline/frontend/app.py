@@ -178,10 +178,15 @@ def _probes(service: Service) -> list[Entry]:
 
 
 def _control_routes(service: Service) -> list[Entry]:
-    abort = Reading(service.server.max_body_bytes, Aborts(service).abort)
+    limit, ending = service.server.max_body_bytes, Aborts(service)
+    one, listed = Reading(limit, ending.abort), Reading(limit, ending.abort_listed)
     aborts = [
-        Entry("POST", path, Access.CONTROL, abort, "end requests by their ids", AbortRequest)
-        for path in ("/abort_request", "/abort_requests", "/abort")
+        Entry("POST", path, Access.CONTROL, app, about, AbortRequest)
+        for path, app, about in (
+            ("/abort_request", one, "end requests by their ids"),
+            ("/abort", one, "end requests by their ids"),
+            ("/abort_requests", listed, "end requests by their ids, or all where none is named"),
+        )
     ]
     return aborts + [
         Entry(methods, path, Access.CONTROL, app, "steer the engine")

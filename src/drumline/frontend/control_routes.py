@@ -1,7 +1,7 @@
 """The routes by which operators steer the engine, under the names of several engines."""
 
 from collections.abc import Awaitable, Callable
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from msgspec import Meta, Raw, Struct
 from starlette.types import ASGIApp, Scope
@@ -38,7 +38,22 @@ def control_routes(service: Service) -> list[Route]:
         return _Sleeping(await control.sleeping())
 
     async def sleep(asked: _Sleep) -> Outcome:
-        return await control.release(asked.tags, drops=asked.level == _DROPS)
+        drops = asked.level == _DROPS
+        if asked.mode != "abort":
+            return await control.release(asked.tags, drops=drops)
+        paused = await control.paused()
+        ended = await control.pause("abort")
+        if not ended.success:
+            return ended
+        outcome = await control.release(asked.tags, drops=drops)
+        if not outcome.success and not paused:
+            await control.resume()
+        return outcome
+
+    async def world(asked: _WorldAsked) -> _World:
+        parallel = service.config.parallel
+        replicas = 1 if asked.include_dp else parallel.data_parallel_size
+        return _World(parallel.world_size // replicas)
 
     async def states(_: Nothing) -> _States:
         return _States(await control.states())
@@ -62,6 +77,7 @@ def control_routes(service: Service) -> list[Route]:
         ("POST", "/wake_up", wake),
         ("POST", "/resume_memory_occupation", wake),
         ("GET", "/is_sleeping", asking(Nothing, sleeping)),
+        ("GET", "/get_world_size", asking(_WorldAsked, world)),
         ("GET POST", "/flush_cache", flush),
         ("GET POST", "/get_internal_state", asking(Nothing, states)),
         ("POST", "/set_internal_state", asking(_State, adjust)),
@@ -79,6 +95,9 @@ async def _absent(scope: Scope, reply: Reply) -> None:
 
 class _Pause(Struct, forbid_unknown_fields=True):
     mode: str | None = None
+    wait_for_inflight_requests: bool | None = None
+    """The older way to say the mode `wait`."""
+    clear_cache: bool | None = None
 
 
 _MODES = {"in_place": "keep"}
@@ -92,13 +111,19 @@ class _Pausing:
         self._control = control
 
     async def ending(self, asked: _Pause) -> Outcome:
-        return await self._pause(asked.mode or "abort")
+        return await self._pause(asked, "abort")
 
     async def finishing(self, asked: _Pause) -> Outcome:
-        return await self._pause(asked.mode or "wait")
+        return await self._pause(asked, "wait")
 
-    async def _pause(self, mode: str) -> Outcome:
-        return await self._control.pause(_MODES.get(mode, mode))
+    async def _pause(self, asked: _Pause, unsaid: str) -> Outcome:
+        told = "wait" if asked.wait_for_inflight_requests else unsaid
+        mode = _MODES.get(asked.mode or told, asked.mode or told)
+        paused = await self._control.pause(mode)
+        # What is kept reads the pages that it has.
+        if not paused.success or not asked.clear_cache or mode == "keep":
+            return paused
+        return await self._control.flush()
 
 
 class _Paused(Struct, frozen=True):
@@ -115,10 +140,21 @@ _DROPS = 2
 
 class _Sleep(_Tags, forbid_unknown_fields=True):
     level: Annotated[int, Meta(ge=1, le=_DROPS)] = 1
+    mode: Literal["abort", "wait"] | None = None
+    """What becomes of the requests that run; they finish by default."""
 
 
 class _Sleeping(Struct, frozen=True):
     is_sleeping: bool
+
+
+class _WorldAsked(Struct, forbid_unknown_fields=True):
+    include_dp: bool = True
+
+
+class _World(Struct, frozen=True):
+    world_size: int
+    """Ranks, as a trainer's group counts them: of all replicas, or of one."""
 
 
 class _State(Struct, forbid_unknown_fields=True):

@@ -6,7 +6,7 @@ import re
 import pytest
 from tests.fakes.http import run, served, until
 
-from drumline.core.config import ServerConfig
+from drumline.core.config import Config, ParallelConfig, ServerConfig
 from drumline.core.errors import PeerError, RequestError
 from drumline.frontend.control_routes import control_routes
 from drumline.frontend.engine_control import EngineControl
@@ -23,6 +23,9 @@ ASKED = [
     ("POST", "/pause", {"mode": "wait"}, ("pause_scheduler", "wait")),
     ("POST", "/pause_generation", None, ("pause_scheduler", "wait")),
     ("POST", "/pause_generation", {"mode": "in_place"}, ("pause_scheduler", "keep")),
+    ("POST", "/pause?wait_for_inflight_requests=true", None, ("pause_scheduler", "wait")),
+    ("POST", "/pause?mode=keep&clear_cache=true", None, ("pause_scheduler", "keep")),
+    ("POST", "/sleep?mode=wait", None, ("release_memory_occupation", None)),
     ("POST", "/resume", None, ("resume_scheduler",)),
     ("POST", "/continue_generation", {}, ("resume_scheduler",)),
     ("POST", "/sleep", None, ("release_memory_occupation", None)),
@@ -44,6 +47,35 @@ async def test_a_route_asks_every_engine(embedded, method, path, body, call):
         reply = await it.http.request(method, path, json=body)
         assert (reply.status_code, reply.json()) == (200, OK)
         assert [fake.calls for fake in it.fakes] == [[call], [call]]
+
+
+@run
+async def test_a_pause_forgets_prefixes_and_a_sleep_ends_what_runs_where_that_is_asked(embedded):
+    async with served(embedded) as it:
+        assert (await it.http.post("/pause?clear_cache=true")).json() == OK
+        assert it.fake.calls == [("pause_scheduler", "abort"), ("flush_cache",)]
+        it.fake.calls.clear()
+        assert (await it.http.post("/sleep?level=2&mode=abort")).json() == OK
+        sleep = ("release_memory_occupation", None, True)
+        asked = [("is_scheduler_paused",), ("pause_scheduler", "abort"), sleep]
+        assert it.fake.calls == asked
+        it.fake.calls.clear()
+        it.fake.on_call = lambda method, *args: (not method.startswith("release"), "no room")
+        reply = await it.http.post("/sleep?mode=abort")
+        assert (reply.status_code, reply.json()["message"]) == (400, "no room")
+        assert it.fake.calls[-1] == ("resume_scheduler",), "it serves on"
+        assert (await it.http.post("/sleep?mode=keep")).status_code == 400
+
+
+@run
+async def test_a_trainer_is_told_how_many_ranks_there_are(embedded):
+    async with served(embedded) as it:
+        parallel = ParallelConfig(tensor_parallel_size=2, data_parallel_size=3)
+        it.service.config = Config(parallel=parallel)
+        for query, size in (("", 6), ("?include_dp=true", 6), ("?include_dp=false", 2)):
+            told = await it.http.get(f"/get_world_size{query}")
+            assert told.json() == {"world_size": size}
+        assert it.fake.calls == []
 
 
 @pytest.mark.parametrize("path", ["/wake_up", "/resume_memory_occupation"])
@@ -190,7 +222,7 @@ async def test_is_paused_says_so_where_any_engine_is(embedded):
 MALFORMED = [
     ("/pause", b"{", "not valid JSON"),
     ("/pause", b"[]", "Expected `object`"),
-    ("/pause", b'{"mood": "keep"}', "unknown field `mood`; /pause takes mode"),
+    ("/pause", b'{"mood": "keep"}', "unknown field `mood`; /pause takes mode, wait_for"),
     ("/pause?mode=keep", b'{"mode": "wait"}', "mode is given twice"),
     ("/pause", b'{"mode": 3}', "Expected `str | null`, got `int` - at `$.mode`"),
     ("/start_profile", b'{"num_steps": 0}', "Expected `int` >= 1 - at `$.num_steps`"),

@@ -38,6 +38,7 @@ async def test_every_kind_of_input_has_a_vector_of_length_one_in_its_order(embed
             tokens = sum(map(len, prompts))
             assert reply["usage"] == {"prompt_tokens": tokens, "total_tokens": tokens}
             assert (reply["object"], reply["model"], reply["pooling"]) == ("list", "tiny", "mean")
+            assert reply["weight_version"] == "default"
 
 
 @run

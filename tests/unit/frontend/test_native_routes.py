@@ -194,12 +194,17 @@ async def test_one_prompt_of_several_is_ended_by_its_own_id(embedded):
         assert kinds == ["length", "abort", "length"]
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [("/abort_request", {"abort_all": True}), ("/abort_requests", {}),
+     ("/abort_requests", {"request_ids": []})],
+)  # fmt: skip
 @run
-async def test_all_requests_are_ended_together_streams_too(embedded):
+async def test_all_requests_are_ended_together_streams_too(embedded, path, body):
     async with served(embedded, says=LONG, step_s=0.01) as it:
         posts = [asyncio.create_task(it.chat()), asyncio.create_task(it.events(n=2))]
         await until(lambda: len(it.fake.requests) == 3)
-        aborted = await it.http.post("/abort_request", json={"abort_all": True})
+        aborted = await it.http.post(path, json=body)
         assert aborted.json() == {"success": True, "aborted": 3}
         whole, (*events, last) = [await post for post in posts]
         assert whole.json()["choices"][0]["finish_reason"] == "abort"

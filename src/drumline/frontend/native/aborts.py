@@ -51,6 +51,13 @@ class Aborts:
                 400, "name a request as rid, or set abort_all", param="rid",
                 code="missing_required_parameter",
             )  # fmt: skip
-        names = None if request.abort_all else request.names
+        await self._end(None if request.abort_all else request.names, reply)
+
+    async def abort_listed(self, body: bytes, reply: Reply) -> None:
+        """The same, under the name by which vLLM's clients end all with an empty list."""
+        request = decode_json(body, _decoder)
+        await self._end(None if request.abort_all else request.names or None, reply)
+
+    async def _end(self, names: list[str] | None, reply: Reply) -> None:
         ended = await self._service.desk.abort(names)
         await reply.body(_encode(AbortBody(True, ended)))

@@ -75,6 +75,8 @@ class EmbeddingList(Struct):
     model: str
     usage: EmbeddingUsage
     pooling: Pooling
+    weight_version: str
+    """What the weights were called when the last vector came."""
     object: str = "list"
 
 
@@ -173,6 +175,7 @@ class Embeddings:
                 service.model,
                 EmbeddingUsage(tokens, tokens),
                 pooling,
+                service.engine.weight_version,
             )
         )
 
