@@ -4,6 +4,7 @@ Only the verb's own module is imported, once its flags are known to be right:
 start-up time is what an operator feels first.
 """
 
+import contextlib
 import os
 import signal
 import sys
@@ -14,9 +15,11 @@ from msgspec import Struct
 from drumline.cli.flags import assemble, read_arguments, variable_of
 from drumline.cli.verbs import Chat, Generate, Profile, Serve
 from drumline.contract.startup import EXIT_FAILED, EXIT_OPERATOR
+from drumline.core.config import DistributedBackend, FrontendConfig
 from drumline.core.errors import ConfigError, DrumlineError
 from drumline.core.settings import settings_of
 from drumline.core.version import VERSION
+from drumline.launcher.rank_process import Ahead
 
 _VERBS: dict[str, tuple[type[Struct], str]] = {
     "serve": (Serve, "[MODEL]"),
@@ -105,7 +108,9 @@ def _run(words: list[str]) -> int:
         prompts = []
     others = {variable_of(flag) for kind, _ in _VERBS.values() for flag in settings_of(kind)}
     choices = assemble(command, flags, arguments, os.environ, others)
-    return _verb(choices, prompts)()
+    with contextlib.ExitStack() as closing:
+        ahead = closing.enter_context(Ahead()) if _wants_one_rank(choices, prompts) else None
+        return _verb(choices, prompts, ahead)()
 
 
 def _model_named(positionals: list[str]) -> str | None:
@@ -114,17 +119,36 @@ def _model_named(positionals: list[str]) -> str | None:
     return positionals[0] if positionals else None
 
 
-def _verb(choices: Struct, prompts: list[str]) -> Callable[[], int]:
+def _wants_one_rank(choices: Struct, prompts: list[str]) -> bool:
+    """Whether the verb will start one rank, which had better begin to load before the verb."""
+    match choices:
+        case Serve(config=config):
+            mine = config.frontend == FrontendConfig()
+            parallel = config.parallel
+        case Generate(engine=engine):
+            mine, parallel = bool(prompts), engine.parallel
+        case Chat(engine=engine):
+            mine, parallel = True, engine.parallel
+        case _:
+            return False
+    return (
+        mine
+        and parallel.world_size == parallel.nodes == 1
+        and parallel.distributed_backend is DistributedBackend.MP
+    )
+
+
+def _verb(choices: Struct, prompts: list[str], ahead: Ahead | None) -> Callable[[], int]:
     """Return the verb that runs `choices`, importing no other."""
     match choices:
         case Serve():
             from drumline.cli.serve import serve  # noqa: PLC0415
 
-            return lambda: serve(choices)
+            return lambda: serve(choices, ahead)
         case Generate():
             from drumline.cli.generate import generate  # noqa: PLC0415
 
-            return lambda: generate(choices, prompts)
+            return lambda: generate(choices, prompts, ahead)
         case Profile():
             from drumline.cli.profile import profile  # noqa: PLC0415
 
@@ -132,7 +156,7 @@ def _verb(choices: Struct, prompts: list[str]) -> Callable[[], int]:
         case Chat():
             from drumline.cli.chat import chat  # noqa: PLC0415
 
-            return lambda: chat(choices)
+            return lambda: chat(choices, ahead)
         case _:
             raise TypeError(type(choices).__name__)
 

@@ -7,13 +7,14 @@ from collections.abc import Mapping
 from drumline.cli.engine import Progress, conversation, sampling, started
 from drumline.cli.verbs import Chat
 from drumline.core.errors import RequestError
+from drumline.launcher.rank_process import Ahead
 from drumline.offline.llm import LLM
 from drumline.offline.sampling import SamplingParams
 
 _HELP = "/reset forgets the conversation, /exit leaves; Ctrl-C stops an answer."
 
 
-def chat(choices: Chat) -> int:
+def chat(choices: Chat, ahead: Ahead | None = None) -> int:
     """Talk until the end of the input or /exit; return the exit status."""
     if sys.stdin.isatty():
         # Line editing and history; merely importing it gives them to input().
@@ -21,7 +22,7 @@ def chat(choices: Chat) -> int:
             import readline  # noqa: F401, PLC0415
 
     params = sampling(choices.sampling)
-    with started(choices.engine, Progress()) as llm:
+    with started(choices.engine, Progress(), ahead) as llm:
         print(f"{llm.model}{' (embedded)' if llm.embedded else ''}. {_HELP}")
         _converse(llm, choices, params)
     return 0

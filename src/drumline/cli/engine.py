@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 from drumline.cli.verbs import EngineOptions, SamplingOptions
 from drumline.core.settings import settings_of
+from drumline.launcher.rank_process import Ahead
 from drumline.offline.llm import LLM
 from drumline.offline.sampling import SamplingParams
 
@@ -33,7 +34,7 @@ class Progress:
             print(_CLEAR, end="", file=sys.stderr, flush=True)
 
 
-def started(options: EngineOptions, progress: Progress) -> LLM:
+def started(options: EngineOptions, progress: Progress, ahead: Ahead | None) -> LLM:
     """Return the engine that `options` ask for, ready. Raises ConfigError and PeerError."""
     fields = {
         setting.field: getattr(getattr(options, setting.place[0]), setting.field)
@@ -41,7 +42,7 @@ def started(options: EngineOptions, progress: Progress) -> LLM:
     }
     try:
         progress.at("starting")
-        return LLM(on_step=progress.at, **fields)
+        return LLM(on_step=progress.at, ahead=ahead, **fields)
     finally:
         progress.done()
 

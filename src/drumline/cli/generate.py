@@ -7,14 +7,15 @@ import msgspec
 from drumline.cli.engine import Progress, conversation, sampling, started
 from drumline.cli.verbs import Generate
 from drumline.core.errors import ConfigError
+from drumline.launcher.rank_process import Ahead
 
 
-def generate(choices: Generate, words: list[str]) -> int:
+def generate(choices: Generate, words: list[str], ahead: Ahead | None = None) -> int:
     """Answer the prompt in `words` (`-` is standard input); return the exit status."""
     prompt = _prompt(words)
     progress = Progress()
     params = sampling(choices.sampling)
-    with started(choices.engine, progress) as llm:
+    with started(choices.engine, progress, ahead) as llm:
         if llm.embedded:
             progress.note(f"no model was named: this is the embedded {llm.model}")
         progress.at("reading the prompt")

@@ -11,6 +11,9 @@ from msgspec import Struct
 
 from drumline.core.config import Config
 
+AHEAD = "--ahead"
+"""A rank that is started with this, and its launcher's pid, loads its modules before it reads its
+settings."""
 EXIT_FAILED = 1
 """The engine could not start, or broke."""
 EXIT_OPERATOR = 2

@@ -19,6 +19,7 @@ from drumline.frontend.service import Service
 from drumline.frontend.text.load import load_tokenizer
 from drumline.launcher.checks import check
 from drumline.launcher.nodes import frontend_host
+from drumline.launcher.rank_process import Ahead
 from drumline.launcher.ranks import OnStep, Ranks
 from drumline.wire.handshake import Registration
 
@@ -35,7 +36,14 @@ class Engine:
     Thread: one event loop's, which must outlive the engine.
     """
 
-    def __init__(self, config: Config, *, quiet: bool, on_step: OnStep | None = None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        *,
+        quiet: bool,
+        on_step: OnStep | None = None,
+        ahead: Ahead | None = None,
+    ) -> None:
         """Find the model and settle what the operator left open; start nothing.
 
         Raises ConfigError when there is no such model, or it cannot be served like this.
@@ -60,7 +68,7 @@ class Engine:
             policy=policy_of(parallel.load_balance_method, self.config.cache.prefix_granularity),
         )
         self.client.weight_version = self.config.model.weight_version
-        self.ranks = Ranks(on_step=on_step)
+        self.ranks = Ranks(on_step=on_step, ahead=ahead)
 
     async def service(self) -> Service:
         """Start the engine and wait until it serves; return what speaks text with it.

@@ -17,8 +17,7 @@ import os
 import signal
 import socket
 import subprocess
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
 
 import msgspec
@@ -40,10 +39,9 @@ from drumline.contract.startup import (
 from drumline.core.config import Config, ServerConfig
 from drumline.core.errors import ConfigError, DrumlineError, PeerError
 from drumline.launcher.nodes import meeting_place, shared_token
+from drumline.launcher.rank_process import RANK_COMMAND, Ahead, RankProcess
 
 log = logging.getLogger(__name__)
-
-RANK_COMMAND = (sys.executable, "-m", "drumline.rank")
 
 _READ_BYTES = 65536
 _REAP_S = 1.0
@@ -107,8 +105,13 @@ class Ranks:
     """An engine's rank processes."""
 
     def __init__(
-        self, command: Sequence[str] = RANK_COMMAND, on_step: OnStep | None = None
+        self,
+        command: Sequence[str] = RANK_COMMAND,
+        on_step: OnStep | None = None,
+        ahead: Ahead | None = None,
     ) -> None:
+        """Start none yet; a lone rank may have been started `ahead`."""
+        self._ahead = ahead
         self._command = command
         self._on_step = on_step
         self._ranks: list[_Rank] = []
@@ -149,27 +152,13 @@ class Ranks:
     def _launched(
         self, config: Config, handshake: str, layout: Layout, index: int, meeting: Meeting | None
     ) -> _Rank:
-        read_fd, write_fd = os.pipe()
-        os.set_blocking(read_fd, False)
-        passed = [write_fd]
-        if meeting is not None and meeting.listener_fd is not None:
-            passed.append(meeting.listener_fd)
-        try:
-            # A session of its own: the terminal's Ctrl-C reaches the launcher alone,
-            # which then lets the requests finish.
-            process = subprocess.Popen(
-                self._command,
-                stdin=subprocess.PIPE,
-                pass_fds=passed,
-                start_new_session=True,
-                env=_rank_environment(os.environ),
-            )
-        except OSError:
-            os.close(read_fd)
-            raise
-        finally:
-            os.close(write_fd)
-        rank = _Rank(index, process, read_fd)
+        # Who listens for the others inherits the socket; who is alone may have started before.
+        started = self._ahead.take() if self._ahead is not None and meeting is None else None
+        if started is None:
+            listener = None if meeting is None else meeting.listener_fd
+            started = RankProcess(self._command, [] if listener is None else [listener])
+        process = started.process
+        rank = _Rank(index, process, started.read_fd)
         settings = RankSettings(
             # Without what the server keeps: ranks have no business with its keys.
             config=replace(config, server=ServerConfig()),
@@ -177,14 +166,14 @@ class Ranks:
             engine_index=config.frontend.zmq_engine_index + layout.data_index(index),
             rank=index,
             meeting=meeting,
-            report_fd=write_fd,
+            report_fd=started.report_fd,
             launcher_pid=os.getpid(),
         )
         assert process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it died; its pipe's end says so
             process.stdin.write(encode_settings(settings))
             process.stdin.flush()
-        asyncio.get_running_loop().add_reader(read_fd, self._read, rank)
+        asyncio.get_running_loop().add_reader(rank.report_fd, self._read, rank)
         return rank
 
     def _read(self, rank: _Rank) -> None:
@@ -326,20 +315,6 @@ class Ranks:
                 log.warning("killing rank %d (pid %d)", rank.index, rank.process.pid)
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(rank.process.pid, signal.SIGKILL)
-
-
-def _rank_environment(ours: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a rank: ours, with threads that wait asleep and huge pages.
-
-    OpenMP's workers otherwise spin at every barrier; beside anything else that wants a
-    processor, be it our own server, a forward then takes several times as long. Tensors ask for
-    huge pages only where torch finds this before it allocates the first one.
-    """
-    # What records profiles says so itself, on the error stream; only what it fails at matters.
-    chosen = {"KINETO_LOG_LEVEL": "6", "THP_MEM_ALLOC_ENABLE": "1"} | dict(ours)
-    if "OMP_WAIT_POLICY" in ours or "GOMP_SPINCOUNT" in ours:
-        return chosen
-    return {**chosen, "OMP_WAIT_POLICY": "PASSIVE"}
 
 
 def _distance(rank: _Rank) -> int:

@@ -20,25 +20,27 @@ from drumline.core.log import configure
 from drumline.frontend import serve as http
 from drumline.launcher.engine import Engine
 from drumline.launcher.front import Front, OneServer, SeveralServers
+from drumline.launcher.rank_process import Ahead
 from drumline.launcher.signals import Signals, first_of, stop_ranks, unless_signalled
 from drumline.launcher.telling import Say, steps_told
 
 _log = logging.getLogger(__name__)
 
 
-def serve(config: Config, say: Say) -> int:
+def serve(config: Config, say: Say, ahead: Ahead | None = None) -> int:
     """Serve until a signal ends it; return the exit status.
 
     `say` is told what an operator waits for, a line each. Raises ConfigError for what
-    the operator can mend, PeerError when the engine fails.
+    the operator can mend, PeerError when the engine fails. A lone rank may have been started
+    `ahead`.
     """
     setproctitle.setproctitle("drumline::serve")
     sys.setswitchinterval(http.SWITCH_S)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_serve(config, say))
+        return runner.run(_serve(config, say, ahead))
 
 
-async def _serve(config: Config, say: Say) -> int:
+async def _serve(config: Config, say: Say, ahead: Ahead | None) -> int:
     signals = Signals(asyncio.get_running_loop())
     http.check(config.server)
     with contextlib.ExitStack() as closing:
@@ -48,7 +50,8 @@ async def _serve(config: Config, say: Say) -> int:
         )
         for listener in listeners:
             closing.enter_context(listener)
-        engine = Engine(config, quiet=False, on_step=steps_told(say, config.parallel))
+        steps = steps_told(say, config.parallel)
+        engine = Engine(config, quiet=False, on_step=steps, ahead=ahead)
         configure("serve", engine.config.process.log_level or "info")
         if engine.files.embedded:
             say(f"no model was named: serving the embedded {engine.files.name}")

@@ -17,6 +17,7 @@ from drumline.frontend.openai.sampling import answer_length
 from drumline.frontend.service import Service
 from drumline.frontend.text.tokenizer import Tokenizer
 from drumline.launcher.engine import Engine
+from drumline.launcher.rank_process import Ahead
 from drumline.offline.options import config_of
 from drumline.offline.outputs import CompletionOutput, Logprob, RequestOutput
 from drumline.offline.sampling import SamplingParams, fields_of, logprob_counts
@@ -46,8 +47,15 @@ class AsyncLLM:
     Thread: everything belongs to the event loop that `start` ran on.
     """
 
-    def __init__(self, model: str | None = None, **options: Any) -> None:
-        """Prepare to serve `model`; start nothing. Raises ConfigError naming an option."""
+    def __init__(
+        self, model: str | None = None, *, ahead: Ahead | None = None, **options: Any
+    ) -> None:
+        """Prepare to serve `model`; start nothing. Raises ConfigError naming an option.
+
+        The engine's process may have been started `ahead`, on the thread that `start` runs on or
+        one that outlives it.
+        """
+        self._ahead = ahead
         self._config = config_of(model, options)
         self._running: _Running | None = None
 
@@ -59,7 +67,10 @@ class AsyncLLM:
         if self._running is not None:
             return
         engine = Engine(
-            self._config, quiet=True, on_step=on_step and (lambda _, step: on_step(step))
+            self._config,
+            quiet=True,
+            on_step=on_step and (lambda _, step: on_step(step)),
+            ahead=self._ahead,
         )
         try:
             self._running = _Running(engine, await engine.service())

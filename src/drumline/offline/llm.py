@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from drumline.core.errors import PeerError, RequestError
+from drumline.launcher.rank_process import Ahead
 from drumline.offline.async_llm import AsyncLLM, Messages, OnStep, Prompt
 from drumline.offline.outputs import RequestOutput
 from drumline.offline.sampling import SamplingParams
@@ -35,13 +36,20 @@ class LLM:
     """
 
     def __init__(
-        self, model: str | None = None, *, on_step: OnStep | None = None, **options: Any
+        self,
+        model: str | None = None,
+        *,
+        on_step: OnStep | None = None,
+        ahead: Ahead | None = None,
+        **options: Any,
     ) -> None:
         """Start the engine and wait until it serves; `on_step` is told what it is at.
 
+        Its process may have been started `ahead`, on a thread that outlives the engine.
+
         Raises ConfigError for what the caller can mend, PeerError when it fails.
         """
-        self._llm = AsyncLLM(model, **options)
+        self._llm = AsyncLLM(model, ahead=ahead, **options)
         self._loop = _LoopThread()
         # Not a __del__: this runs at the interpreter's exit too, while threads still do.
         self._close = weakref.finalize(self, _close, self._llm, self._loop)

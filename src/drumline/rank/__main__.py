@@ -8,16 +8,17 @@ import logging
 import os
 import sys
 import threading
+from collections.abc import Callable
 
 import setproctitle
 
 from drumline.contract.layout import Layout
-from drumline.contract.startup import EXIT_FAILED, EXIT_OPERATOR
+from drumline.contract.startup import AHEAD, EXIT_FAILED, EXIT_OPERATOR, RankSettings
 from drumline.core.config import LogLevel
 from drumline.core.errors import ConfigError, PeerError
 from drumline.core.lifeline import die_with
 from drumline.core.log import configure
-from drumline.rank.heap import suspend_collections
+from drumline.rank.heap import freeze_modules, suspend_collections
 from drumline.rank.lifeline import Reports, read_settings, watch_launcher
 
 _log = logging.getLogger("drumline.rank")
@@ -26,10 +27,15 @@ _log = logging.getLogger("drumline.rank")
 def main() -> int:
     """Run one rank until it is told to stop; return the exit status."""
     suspend_collections()
+    ahead = len(sys.argv) > 1 and sys.argv[1] == AHEAD
+    if ahead:
+        die_with(int(sys.argv[2]))
+        _load()
     try:
         settings = read_settings()
     except ConfigError as error:
-        sys.stderr.write(f"drumline.rank: {error}\n")
+        if not ahead:  # else its launcher found that there is nothing to serve
+            sys.stderr.write(f"drumline.rank: {error}\n")
         return EXIT_OPERATOR
     layout = Layout.of(settings.config.parallel)
     setproctitle.setproctitle(f"drumline::{layout.name(settings.rank)}")
@@ -43,9 +49,7 @@ def main() -> int:
     reports = Reports(settings.report_fd)
     try:
         reports.begin("imports")
-        # Seconds of torch: by now the launcher knows of us, and we die with it.
-        from drumline.rank.wiring import serve  # noqa: PLC0415
-
+        serve = _load()
         serve(settings, reports, stop)
     except ConfigError as error:
         _log.debug("refused to start", exc_info=True)
@@ -61,6 +65,14 @@ def main() -> int:
         reports.failed(error, EXIT_FAILED)
         return EXIT_FAILED
     return 0
+
+
+def _load() -> Callable[[RankSettings, Reports, threading.Event], None]:
+    """Load what serves: seconds of torch, for which the launcher must know of us before."""
+    from drumline.rank.wiring import serve  # noqa: PLC0415
+
+    freeze_modules()
+    return serve
 
 
 if __name__ == "__main__":

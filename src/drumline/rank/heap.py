@@ -18,6 +18,11 @@ def suspend_collections() -> None:
     gc.disable()
 
 
+def freeze_modules() -> None:
+    """Exempt what loading modules left, uncollected: next to nothing of it is garbage."""
+    gc.freeze()
+
+
 def freeze_heap() -> None:
     """Collect what start-up left and exempt what survives; no full collection begins by itself."""
     gc.collect()

@@ -15,6 +15,8 @@ import pytest
 
 from drumline.core.config import Config, ParallelConfig
 from drumline.core.errors import ConfigError, PeerError
+from drumline.launcher import rank_process
+from drumline.launcher.rank_process import Ahead
 from drumline.launcher.ranks import Ranks
 
 SCRIPT = Path(__file__).with_name("scripted_rank.py")
@@ -69,6 +71,49 @@ def test_ranks_start_together_and_say_what_they_are():
         assert not any(map(alive, ranks.pids))
 
     asyncio.run(run())
+
+
+@pytest.fixture
+def scripted_ahead(monkeypatch):
+    monkeypatch.setattr(
+        rank_process, "RANK_COMMAND", (sys.executable, str(SCRIPT), "ready", "serve")
+    )
+
+
+def test_a_rank_that_was_started_ahead_is_the_lone_rank(scripted_ahead):
+    async def run(ahead):
+        ranks = Ranks(("no such command",), ahead=ahead)
+        (ready,) = await started(ranks)
+        assert ready.summary == "rank 0 of tcp://127.0.0.1:1"
+        assert ahead.take() is None
+        await ranks.stop()
+        assert not any(map(alive, ranks.pids))
+
+    with Ahead() as ahead:
+        asyncio.run(run(ahead))
+
+
+def test_ranks_that_meet_take_none_that_was_started_ahead(scripted_ahead):
+    async def run(ahead):
+        ranks = Ranks((sys.executable, str(SCRIPT), "ready", "serve"), ahead=ahead)
+        await started(ranks, count=2)
+        left = ahead.take()
+        assert left.process.pid not in ranks.pids
+        await ranks.stop()
+        return left
+
+    with Ahead() as ahead:
+        left = asyncio.run(run(ahead))
+        left.process.kill()
+        left.process.communicate()
+        os.close(left.read_fd)
+
+
+def test_a_rank_that_nobody_takes_ends_with_who_started_it(scripted_ahead):
+    with Ahead() as ahead:
+        pid = ahead._started.process.pid
+        assert alive(pid)
+    assert not alive(pid)
 
 
 def test_ranks_get_sleeping_threads_and_huge_pages_unless_the_environment_says(monkeypatch):
@@ -258,6 +303,8 @@ def test_a_rank_is_killed_once(caplog):
 PARENT = """
 import asyncio, sys, time
 from drumline.core.config import Config
+from drumline.launcher import rank_process
+from drumline.launcher.rank_process import Ahead
 from drumline.launcher.ranks import Ranks
 
 async def run():

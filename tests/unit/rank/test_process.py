@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from drumline.contract.startup import (
+    AHEAD,
     Failed,
     RankSettings,
     Ready,
@@ -84,6 +85,18 @@ def test_a_rank_without_settings_says_who_starts_ranks():
     assert done.returncode == 2
     assert "ranks are started by the launcher" in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_a_rank_that_was_started_ahead_for_nothing_ends_in_silence():
+    done = subprocess.run(
+        [sys.executable, "-m", "drumline.rank", AHEAD, str(os.getpid())],
+        input="",
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", "")
 
 
 def test_a_rank_reports_its_steps_and_what_the_operator_can_mend():
