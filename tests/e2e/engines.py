@@ -51,11 +51,13 @@ class Engine:
 
 
 @contextlib.asynccontextmanager
-async def running(model, tensor=1, data=1, *, command=RANK_COMMAND, policy=None, **options):
+async def running(
+    model, tensor=1, data=1, pipeline=1, *, command=RANK_COMMAND, policy=None, **options
+):
     """Yield an engine; afterwards none of its processes may be left."""
     ranks, client = Ranks(command), EngineClient(data, policy=policy)
     try:
-        ranks.start(config_of(model, tensor, data, **options), await client.bind())
+        ranks.start(config_of(model, tensor, data, pipeline, **options), await client.bind())
         await ranks.ready(120)
         await client.ready(10)
         processes = [psutil.Process(pid) for pid in ranks.pids]
@@ -67,14 +69,17 @@ async def running(model, tensor=1, data=1, *, command=RANK_COMMAND, policy=None,
         await client.close()
 
 
-def config_of(model, tensor=1, data=1, *, peer_timeout=5.0, suspend_every=0):
+def config_of(model, tensor=1, data=1, pipeline=1, *, peer_timeout=5.0, suspend_every=0):
     """Return the settings of an engine with a small pool."""
     return Config(
         model=ModelConfig(model=str(model), dtype=Dtype.FLOAT32),
         cache=CacheConfig(max_total_tokens=4096, debug_force_retraction_interval=suspend_every),
         schedule=ScheduleConfig(max_num_seqs=16, chunked_prefill_size=64),
         parallel=ParallelConfig(
-            tensor_parallel_size=tensor, data_parallel_size=data, peer_timeout=peer_timeout
+            tensor_parallel_size=tensor,
+            data_parallel_size=data,
+            pipeline_parallel_size=pipeline,
+            peer_timeout=peer_timeout,
         ),
         process=ProcessConfig(log_level=LogLevel.WARNING, startup_timeout=120),
     )

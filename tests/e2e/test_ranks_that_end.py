@@ -4,6 +4,7 @@ DRUMLINE_SOAK_ENDS=N plays every rank of every layout, N times each (`make soak`
 """
 
 import asyncio
+import itertools
 import os
 import random
 import re
@@ -17,19 +18,24 @@ import pytest
 from tests.e2e.engines import config_of, running
 from tests.e2e.processes import Server, gone_within
 
+from drumline.contract.layout import Layout
 from drumline.core.errors import ConfigError, PeerError
 from drumline.launcher.ranks import Ranks
 
 SOAK = int(os.environ.get("DRUMLINE_SOAK_ENDS", "0"))
-LAYOUTS = ((2, 1), (1, 2), (2, 2))
-EVERY_RANK = [
-    (tensor, data, rank) for tensor, data in LAYOUTS for rank in range(tensor * data)
-] * SOAK
+TENSOR, DATA, BOTH, STAGES = Layout(2, 1), Layout(1, 2), Layout(2, 2), Layout(1, 1, 2)
+LAYOUTS = (TENSOR, DATA, BOTH, STAGES, Layout(2, 1, 2))
+EVERY_RANK = [(layout, rank) for layout in LAYOUTS for rank in range(layout.size)] * SOAK
 
 
 def of_ranks(*quick):
-    """Parametrize by tensor ranks, data ranks, and the rank that something happens to."""
-    return pytest.mark.parametrize(("tensor", "data", "victim"), EVERY_RANK or quick)
+    """Parametrize by layout and the rank that something happens to."""
+    return pytest.mark.parametrize(("layout", "victim"), EVERY_RANK or quick)
+
+
+def laid_out(model, layout, **options):
+    """Return an engine of these ranks."""
+    return running(model, layout.tensor, layout.data, layout.pipeline, **options)
 
 
 def long_answers(engine, count=4):
@@ -41,10 +47,10 @@ async def some_time():
     await asyncio.sleep(random.uniform(0.02, 0.7))
 
 
-@of_ranks((2, 1, 0), (1, 2, 1), (2, 2, 3))
-def test_a_killed_rank_ends_the_others_and_is_named(tiny_model, tensor, data, victim):
+@of_ranks((TENSOR, 0), (DATA, 1), (BOTH, 3), (STAGES, 0))
+def test_a_killed_rank_ends_the_others_and_is_named(tiny_model, layout, victim):
     async def run():
-        async with running(tiny_model, tensor, data) as engine:
+        async with laid_out(tiny_model, layout) as engine:
             streams = long_answers(engine)
             await some_time()
             began = time.perf_counter()
@@ -60,10 +66,10 @@ def test_a_killed_rank_ends_the_others_and_is_named(tiny_model, tensor, data, vi
     asyncio.run(run())
 
 
-@of_ranks((2, 1, 1), (1, 2, 0))
-def test_a_stopped_rank_is_given_up_within_its_bound(tiny_model, tensor, data, victim):
+@of_ranks((TENSOR, 1), (DATA, 0))
+def test_a_stopped_rank_is_given_up_within_its_bound(tiny_model, layout, victim):
     async def run():
-        async with running(tiny_model, tensor, data, peer_timeout=1.5) as engine:
+        async with laid_out(tiny_model, layout, peer_timeout=1.5) as engine:
             streams = long_answers(engine)
             await some_time()
             began = time.perf_counter()
@@ -80,10 +86,10 @@ def test_a_stopped_rank_is_given_up_within_its_bound(tiny_model, tensor, data, v
     asyncio.run(run())
 
 
-@of_ranks((2, 1, 0), (1, 2, 1))
-def test_a_rank_that_is_stopped_and_continued_goes_on(tiny_model, tensor, data, victim, capfd):
+@of_ranks((TENSOR, 0), (DATA, 1))
+def test_a_rank_that_is_stopped_and_continued_goes_on(tiny_model, layout, victim, capfd):
     async def run():
-        async with running(tiny_model, tensor, data, peer_timeout=0) as engine:
+        async with laid_out(tiny_model, layout, peer_timeout=0) as engine:
             expected, _ = await engine.tokens("before", [1, 2, 3], 150, rank=0)
             stream = asyncio.ensure_future(engine.tokens("during", [1, 2, 3], 150, rank=0))
             await asyncio.sleep(random.uniform(0, 0.1))
@@ -100,12 +106,14 @@ def test_a_rank_that_is_stopped_and_continued_goes_on(tiny_model, tensor, data, 
     assert f"rank {victim} is heard again" in said
 
 
-@of_ranks((2, 2, 2))
-def test_a_rank_that_is_killed_while_all_start_fails_the_start(tiny_model, tensor, data, victim):
+@of_ranks((BOTH, 2))
+def test_a_rank_that_is_killed_while_all_start_fails_the_start(tiny_model, layout, victim):
     ranks = Ranks()
 
     async def run():
-        ranks.start(config_of(tiny_model, tensor, data), "tcp://127.0.0.1:1")
+        ranks.start(
+            config_of(tiny_model, layout.tensor, layout.data, layout.pipeline), "tcp://127.0.0.1:1"
+        )
         starting = asyncio.ensure_future(ranks.ready(60))
         try:
             await asyncio.sleep(random.uniform(0, 2))
@@ -121,13 +129,21 @@ def test_a_rank_that_is_killed_while_all_start_fails_the_start(tiny_model, tenso
             os.kill(pid, 0)
 
 
-@pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGSTOP] if SOAK else [signal.SIGSTOP])
-@of_ranks((2, 2, 1))
-def test_a_server_of_which_a_rank_ends_or_hangs_ends_with_1(
-    tiny_model, tensor, data, victim, ending
-):
-    flags = ("--tp", str(tensor), "--dp", str(data), "--peer-timeout", "1.5")
-    server = Server(str(tiny_model), "--max-total-tokens", "4096", *flags)
+ENDINGS = [(*of, ending) for of in EVERY_RANK for ending in (signal.SIGKILL, signal.SIGSTOP)] or [
+    (BOTH, 1, signal.SIGSTOP),
+    (STAGES, 1, signal.SIGKILL),
+]
+
+
+@pytest.mark.parametrize(("layout", "victim", "ending"), ENDINGS)
+def test_a_server_of_which_a_rank_ends_or_hangs_ends_with_1(tiny_model, layout, victim, ending):
+    sizes = {
+        "--tensor-parallel-size": layout.tensor,
+        "--data-parallel-size": layout.data,
+        "--pipeline-parallel-size": layout.pipeline,
+    }
+    flags = [*itertools.chain(*sizes.items()), "--peer-timeout", 1.5]
+    server = Server(str(tiny_model), "--max-total-tokens", "4096", *map(str, flags))
     try:
         server.wait_ready()
         ranks = sorted(server.ranks(), key=lambda rank: rank.pid)
@@ -151,14 +167,14 @@ def faulty(fault, rank):
 
 # A replica of one rank has nobody to differ from.
 @pytest.mark.parametrize(
-    ("tensor", "data", "victim"), [each for each in EVERY_RANK if each[0] > 1] or [(2, 2, 3)]
+    ("layout", "victim"), [each for each in EVERY_RANK if each[0].members > 1] or [(BOTH, 3)]
 )
 def test_a_rank_that_goes_astray_is_told_by_round_rank_and_field_and_all_stop_there(
-    tiny_model, tensor, data, victim, capfd
+    tiny_model, layout, victim, capfd
 ):
     async def run():
         command = faulty("flips", victim)
-        async with running(tiny_model, tensor, data, command=command) as engine:
+        async with laid_out(tiny_model, layout, command=command) as engine:
             streams = long_answers(engine)
             error = await asyncio.wait_for(engine.ranks.lost(), 20)
             assert await asyncio.to_thread(gone_within, engine.processes, 5)
@@ -168,7 +184,7 @@ def test_a_rank_that_goes_astray_is_told_by_round_rank_and_field_and_all_stop_th
     error = asyncio.run(run())
     said = capfd.readouterr().err
     (flipped,) = re.findall(r"flipped in round (\d+)", said)
-    first = victim // tensor * tensor
+    first = layout.replica(victim)[0]
     told = re.search(
         r"in round (\d+), rank (\d+) has rows (0x\w+) where rank (\d+) has (0x\w+)", error
     )
@@ -178,11 +194,11 @@ def test_a_rank_that_goes_astray_is_told_by_round_rank_and_field_and_all_stop_th
     assert (told[1], told[2], told[4]) == (flipped, str(astray), str(first))
     assert told[3] != told[5]
     stories = said.split("the last rounds:\n")[1:]
-    assert len(stories) == tensor, "each rank of the replica tells its story"
+    assert len(stories) == layout.members, "each rank of the replica tells its story"
     for story in stories:
         rounds = re.findall(r"RoundRecord\(digest=Digest\(round=(\d+)", story)
         assert rounds[-1] == flipped, "nobody went beyond that round"
-    others = tensor * (data - 1)
+    others = layout.size - layout.members
     assert len(re.findall(rf"the rank stops at 'serving': .*{re.escape(told[0])}", said)) == others
 
 

@@ -8,7 +8,8 @@ from tests.e2e.engines import gathered, running
 
 from drumline.bench.traces import files_of, merge
 
-LAYOUTS = [(2, 1), (1, 2), (2, 2)]
+LAYOUTS = [(2, 1, 1), (1, 2, 1), (2, 2, 1), (1, 1, 2), (2, 1, 2)]
+"""Ranks of a stage, replicas, and stages."""
 NEAR_TIE = 1e-3
 
 
@@ -36,13 +37,12 @@ def alone(tiny_model):
 
 
 @pytest.mark.parametrize(
-    ("tensor", "data", "suspend_every"), [*((*layout, 0) for layout in LAYOUTS), (2, 1, 9)]
+    ("layout", "suspend_every"),
+    [*((layout, 0) for layout in LAYOUTS), ((2, 1, 1), 9), ((1, 1, 2), 9)],
 )
-def test_several_ranks_give_the_greedy_tokens_of_one(
-    tiny_model, alone, tensor, data, suspend_every
-):
+def test_several_ranks_give_the_greedy_tokens_of_one(tiny_model, alone, layout, suspend_every):
     async def ask():
-        async with running(tiny_model, tensor, data, suspend_every=suspend_every) as engine:
+        async with running(tiny_model, *layout, suspend_every=suspend_every) as engine:
             return await gathered(engine, mixed_requests())
 
     answers = asyncio.run(ask())
@@ -55,12 +55,12 @@ def test_several_ranks_give_the_greedy_tokens_of_one(
     assert cut <= 0.02 * len(alone)
 
 
-@pytest.mark.parametrize(("tensor", "data"), [(2, 2)])
+@pytest.mark.parametrize(("tensor", "data", "pipeline"), [(2, 2, 1), (1, 1, 2)])
 def test_all_ranks_give_memory_back_load_other_weights_and_record_what_they_do_together(
-    tiny_model, tensor, data, tmp_path
+    tiny_model, tensor, data, pipeline, tmp_path
 ):
     async def asked():
-        async with running(tiny_model, tensor, data) as engine:
+        async with running(tiny_model, tensor, data, pipeline) as engine:
 
             async def done(method, *args):
                 replies = await engine.client.call(method, *args, timeout_s=60)
@@ -93,7 +93,12 @@ def test_all_ranks_give_memory_back_load_other_weights_and_record_what_they_do_t
     asyncio.run(asked())
     told = merge(files_of([str(tmp_path)]), tmp_path / "merged")
     assert [one.rank for one in told] == [
-        f"DP{replica}-TP{place}" for replica in range(data) for place in range(tensor)
+        (f"DP{replica}-" if data > 1 else "")
+        + (f"PP{stage}-" if pipeline > 1 else "")
+        + f"TP{place}"
+        for replica in range(data)
+        for stage in range(pipeline)
+        for place in range(tensor)
     ]
     for one in told:
         assert one.forwards >= 6

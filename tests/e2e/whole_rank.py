@@ -55,7 +55,7 @@ class Rank:
             ranks=Ranks(SoloGroup(), SoloGroup()),
             limits=Limits.of(built.specs, self.scheduler.max_request_tokens),
             specs=built.specs,
-            in_flight_depth=config.schedule.in_flight_depth,
+            in_flight_depth=config.in_flight_depth,
         )
 
     def __getattr__(self, name):

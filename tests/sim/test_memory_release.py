@@ -197,7 +197,7 @@ def test_a_keep_pause_is_answered_in_the_round_that_hears_of_it(depth):
 
 # --- several ranks
 
-LAYOUTS = [Layout(2, 1), Layout(1, 2), Layout(2, 2)]
+LAYOUTS = [Layout(2, 1), Layout(1, 2), Layout(2, 2), Layout(1, 1, 2)]
 
 
 def operated(layout, calls, last=80):

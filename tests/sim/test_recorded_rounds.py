@@ -8,7 +8,7 @@ from drumline.contract.profile import Stage
 from drumline.replay.fleet import play
 
 START, STOP = "start_profile", "stop_profile"
-LAYOUTS = [Layout(1, 1), Layout(2, 1), Layout(1, 2), Layout(2, 2)]
+LAYOUTS = [Layout(1, 1), Layout(2, 1), Layout(1, 2), Layout(2, 2), Layout(1, 1, 2)]
 ID = {"profile_id": "p"}
 
 

@@ -10,7 +10,7 @@ from drumline.replay.simulator import Simulation
 
 LOAD, VERSION = "update_weight_from_disk", "get_weight_version"
 PAUSE, RESUME, RELEASE = "pause_scheduler", "resume_scheduler", "release_memory_occupation"
-LAYOUTS = [Layout(1, 1), Layout(2, 1), Layout(1, 2), Layout(2, 2)]
+LAYOUTS = [Layout(1, 1), Layout(2, 1), Layout(1, 2), Layout(2, 2), Layout(1, 2, 2)]
 
 
 def run(layout, calls, plant=lambda rank, sim: None, late=0, last=60):

@@ -25,7 +25,7 @@ JOIN, LEAVE = "init_weights_update_group", "destroy_weights_update_group"
 ROWS, VERSION, RENAME = "get_weights_by_name", "get_weight_version", "update_weight_version"
 PAUSE, RESUME, WAKE = "pause_scheduler", "resume_scheduler", "resume_memory_occupation"
 DISCARDING = small_specs(eos_token_ids=(511,), discards_weights=True)
-LAYOUTS = [Layout(1, 1), Layout(2, 1), Layout(1, 2), Layout(2, 2)]
+LAYOUTS = [Layout(1, 1), Layout(2, 1), Layout(1, 2), Layout(2, 2), Layout(2, 1, 2)]
 IN_USE = "the cache is in use; retry once the running requests ended"
 
 
@@ -354,6 +354,9 @@ def test_a_weight_is_told_whole_whichever_ranks_have_it(layout):
             ),
             "bias": WeightRows((6,), whole.ravel()[:5].tobytes()),
         }  # fmt: skip
+        if layout.pipeline > 1:
+            there = {"norm"} if layout.stage_index(rank) else {"query", "out", "bias"}
+            sim.plane.shown |= dict.fromkeys(sim.plane.shown.keys() - there)
 
     names = ["norm", "query", "out", "bias", "none"]
     calls = [(20 + n, ROWS, name, 5) for n, name in enumerate(names)]

@@ -292,7 +292,7 @@ def _read(path: Path) -> _File:
 
 def _rank_of(path: Path) -> str:
     """Return the part of a file's name that says whose it is: `DP1-TP0`, perhaps with a stage."""
-    found = re.search(r"(?:DP\d+-)?TP\d+(?:-[A-Z]+)?$", path.name.removesuffix(ENDING))
+    found = re.search(r"(?:DP\d+-)?(?:PP\d+-)?TP\d+(?:-[A-Z]+)?$", path.name.removesuffix(ENDING))
     return found[0] if found else path.name.removesuffix(ENDING)
 
 

@@ -4,7 +4,7 @@ Spellings that mean the same here are aliases of a field, in `core.config`; this
 about the rest. A flag that drumline learns leaves this table.
 """
 
-_NO_STAGES = "there are no pipeline stages and no expert-parallel ranks in this version"
+_NO_EXPERTS = "there are no expert-parallel ranks in this version"
 _CHECKPOINT = "leave it out, the checkpoint says it"
 _TOKENIZER = "the tokenizer is the checkpoint's own"
 _NO_ADAPTERS = "adapters are not loaded; merge them into the checkpoint"
@@ -19,10 +19,8 @@ _SIZE = "set the pool in tokens with --max-total-tokens"
 EQUIVALENTS: dict[str, str] = {
     # vLLM
     "--num-gpu-blocks-override": _SIZE,
-    "--pipeline-parallel-size": _NO_STAGES,
-    "-pp": _NO_STAGES,
-    "--enable-expert-parallel": _NO_STAGES,
-    "--expert-parallel-size": _NO_STAGES,
+    "--enable-expert-parallel": _NO_EXPERTS,
+    "--expert-parallel-size": _NO_EXPERTS,
     "--data-parallel-size-local": "use --nprocs-per-node",
     "--uvicorn-log-level": "use --log-level",
     "--disable-log-requests": _LESS_LOG,
@@ -53,9 +51,8 @@ EQUIVALENTS: dict[str, str] = {
     "--runner": _NO_EMBEDDINGS,
     "--task": _NO_EMBEDDINGS,
     # SGLang
-    "--ep-size": _NO_STAGES,
-    "--ep": _NO_STAGES,
-    "--pp-size": _NO_STAGES,
+    "--ep-size": _NO_EXPERTS,
+    "--ep": _NO_EXPERTS,
     "--enable-dp-attention": "use --data-parallel-size, which copies the model",
     "--tokenizer-path": _TOKENIZER,
     "--max-prefill-tokens": "use --chunked-prefill-size",
@@ -69,7 +66,8 @@ EQUIVALENTS: dict[str, str] = {
     "--hicache-storage-backend": "there is no network cache in this version",
     "--schedule-conservativeness": "leave it out, requests that no longer fit are suspended",
     # TokenSpeed
-    "--world-size": "leave it out, it is --tensor-parallel-size times --data-parallel-size",
+    "--world-size": "leave it out, it is --tensor-parallel-size times --pipeline-parallel-size "
+    "times --data-parallel-size",
     "--control-port": "leave it out, there is one port: --port",
     "--gateway-startup-timeout": "use --startup-timeout",
     "--ext-yaml": "use --config with a TOML file",

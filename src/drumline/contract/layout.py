@@ -21,7 +21,11 @@ class Layout(Struct, frozen=True):
     @classmethod
     def of(cls, parallel: ParallelConfig) -> Self:
         """Return the layout that an operator chose."""
-        return cls(parallel.tensor_parallel_size, parallel.data_parallel_size)
+        return cls(
+            parallel.tensor_parallel_size,
+            parallel.data_parallel_size,
+            parallel.pipeline_parallel_size,
+        )
 
     @property
     def size(self) -> int:

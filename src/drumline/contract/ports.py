@@ -229,5 +229,8 @@ class DataPlane(Protocol):
     def leave_weight_group(self, name: str) -> None:
         """Be no member of a group any more, whether or not this rank was one."""
 
-    def read_weight(self, name: str, rows: int) -> WeightRows | str:
-        """Return this rank's part of a weight's first rows, or why there is none."""
+    def read_weight(self, name: str, rows: int) -> WeightRows | str | None:
+        """Return this rank's part of a weight's first rows, or why there is none.
+
+        None where another stage of the pipeline has it.
+        """

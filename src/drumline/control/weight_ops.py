@@ -26,7 +26,7 @@ from drumline.control.weight_calls import RowsAsked
 _log = logging.getLogger(__name__)
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode_rows = msgspec.msgpack.Decoder(WeightRows | str).decode
+_decode_rows = msgspec.msgpack.Decoder(WeightRows | str | None).decode
 
 
 class WeightOps:
@@ -84,7 +84,8 @@ class WeightOps:
         for told in map(_decode_rows, self._replica.all_gather(_encode(own))):
             if isinstance(told, str):
                 return Done(False, told)
-            parts.append(told)
+            if told is not None:
+                parts.append(told)
         rows = _joined(parts, asked.rows)
         return Done(True, msgspec.json.encode(rows.tolist()).decode())
 

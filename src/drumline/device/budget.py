@@ -5,6 +5,7 @@ and allocates nothing.
 """
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -14,7 +15,6 @@ from drumline.core.config import DEFAULT_KVSTORE_RATIO, CacheConfig, Config, par
 from drumline.core.errors import ConfigError, PeerError
 from drumline.device.host_cache import HostSizes
 from drumline.device.page import BLOCK_TOKENS
-from drumline.device.parallel import TensorGroup
 
 MIB = 1 << 20
 
@@ -36,11 +36,15 @@ class Budget(Struct, frozen=True):
         return self.pages * self.page_bytes
 
 
-def budget_of(config: Config, page_bytes: int, weight_bytes: int, group: TensorGroup) -> Budget:
-    """Return what fits beside this rank's weights; the same on every member of `group`.
+def budget_of(
+    config: Config, page_bytes: int, weight_bytes: int, least: Callable[[int], int]
+) -> Budget:
+    """Return what fits beside this rank's weights; the same on every rank of the replica.
 
-    Collective: every member. Raises ConfigError naming the flag that asks for too much, on
-    the rank that it is too much for, and PeerError on the others.
+    `least` returns the smallest of what they give it.
+
+    Collective: every rank of the replica. Raises ConfigError naming the flag that asks for too
+    much, on the rank that it is too much for, and PeerError on the others.
     """
     # Shared with the other ranks of this machine, which start at the same time.
     available = available_bytes() // config.parallel.local_ranks
@@ -50,12 +54,12 @@ def budget_of(config: Config, page_bytes: int, weight_bytes: int, group: TensorG
     except ConfigError as error:
         # The others are on their way into the agreement, and would wait there for this one.
         refusal, pages = error, 0
-    pages = group.least(pages)
+    pages = least(pages)
     if refusal is not None:
         raise refusal
     if not pages:
         raise PeerError("another rank of the replica has no memory for the KV pool")
-    left = group.least(available - weight_bytes - _WORKSPACE_BYTES - pages * page_bytes)
+    left = least(available - weight_bytes - _WORKSPACE_BYTES - pages * page_bytes)
     return Budget(pages, page_bytes, host_sizes(config, pages, page_bytes, left))
 
 

@@ -23,9 +23,9 @@ from drumline.device.host_cache import HostCache
 from drumline.device.kv import BlockTable, KvPool
 from drumline.device.models.checkpoint import open_checkpoint
 from drumline.device.models.config import context_tokens
-from drumline.device.models.shard import most_kv_heads, shard_of
+from drumline.device.models.shard import most_kv_heads, most_layers, shard_of
 from drumline.device.page import BLOCK_TOKENS, check_granularity
-from drumline.device.parallel import Alone, TensorGroup
+from drumline.device.parallel import Alone, Passage, SingleStage, Stages, TensorGroup
 from drumline.device.profiler import Profiler
 from drumline.device.sampling.processors import load_processors
 from drumline.device.sampling.sampler import Sampler
@@ -53,16 +53,22 @@ class DeviceBuild(Struct, frozen=True):
     startup: StartUp
 
 
-def build(config: Config, thread: ForwardThread, group: TensorGroup | None = None) -> DeviceBuild:
+def build(
+    config: Config,
+    thread: ForwardThread,
+    group: TensorGroup | None = None,
+    stages: Stages | None = None,
+) -> DeviceBuild:
     """Load the model and make its memory, on the forward thread.
 
-    With a `group`, this rank's part of both. Collective: every member. Raises ConfigError
-    naming the flag or file that cannot be served, with the numbers that clash.
+    With a `group`, this rank's part of both, and with `stages`, of this stage's layers.
+    Collective: every member of both. Raises ConfigError naming the flag or file that cannot be
+    served, with the numbers that clash.
     """
-    return thread.call(lambda: _build(config, group or Alone()))
+    return thread.call(lambda: _build(config, group or Alone(), stages or SingleStage()))
 
 
-def _build(config: Config, group: TensorGroup) -> DeviceBuild:
+def _build(config: Config, group: TensorGroup, stages: Stages) -> DeviceBuild:
     clock = SystemClock()
     started = clock.now_us()
     files = find_model(config.model.model)
@@ -71,19 +77,26 @@ def _build(config: Config, group: TensorGroup) -> DeviceBuild:
     max_model_len = context_tokens(config.model.max_model_len, model)
     granularity = config.cache.prefix_granularity
     check_granularity(granularity)
-    shard = shard_of(model, group.index, group.size)
+    shard = shard_of(model, group.index, group.size, stages.index, stages.size)
     how = chosen(config.model, model, group.size)
     dtype, backend = how.dtype, how.backend
-    # Of the rank that holds most: all of a group have as many pages.
-    kv_heads = most_kv_heads(model, group.size)
-    page_bytes = 2 * model.layers * kv_heads * model.head_dim * BLOCK_TOKENS * dtype.itemsize
+    # Of the rank that holds most: all of a replica have as many pages.
+    kv_heads, layers = most_kv_heads(model, group.size), most_layers(model, stages.size)
+    page_bytes = 2 * layers * kv_heads * model.head_dim * BLOCK_TOKENS * dtype.itemsize
     device = torch.device("cpu")
-    loader = WeightLoader(model, backend, dtype, device, group, how.apportioned, available_bytes)
+    loader = WeightLoader(
+        model, backend, dtype, device, group, how.apportioned, available_bytes, shard
+    )
     # Before anything is loaded, so that an oversized model is refused and not killed.
-    budget = budget_of(config, page_bytes, loader.bytes_of(checkpoint), group)
+    budget = budget_of(
+        config,
+        page_bytes,
+        loader.bytes_of(checkpoint),
+        lambda value: stages.least(group.least(value)),
+    )
     loaded = loader.load(checkpoint)
     pool = KvPool(
-        layers=model.layers,
+        layers=len(shard.layers),
         blocks=budget.pages,
         block_tokens=BLOCK_TOKENS,
         kv_heads=len(shard.kv_heads),
@@ -103,7 +116,15 @@ def _build(config: Config, group: TensorGroup) -> DeviceBuild:
     table = BlockTable(rows, max_model_len // BLOCK_TOKENS + 1)
     need = loaded.decoder.history
     history = TokenHistory(rows, max_model_len) if need is not None else None
-    executor = Executor(loaded.decoder, backend.attention(pool), sampler, rows, pool.shape, history)
+    executor = Executor(
+        loaded.decoder,
+        backend.attention(pool),
+        sampler,
+        rows,
+        pool.shape,
+        Passage(stages, model.hidden_size, dtype),
+        history,
+    )
     cache = HostCache(
         pool, executor, budget.host, min(torch.get_num_threads(), _COPY_THREADS), clock
     )

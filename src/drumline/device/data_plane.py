@@ -135,7 +135,7 @@ class QueuedDataPlane:
         """Be no member of a group any more, and wait."""
         self._thread.submit(partial(self._handle.weights.leave, name)).wait()
 
-    def read_weight(self, name: str, rows: int) -> WeightRows | str:
+    def read_weight(self, name: str, rows: int) -> WeightRows | str | None:
         """Return this rank's part of a weight's first rows, behind all that is queued."""
         return self._thread.call(partial(self._handle.weights.rows, name, rows))
 

@@ -1,4 +1,4 @@
-"""One forward: a batch of rows in, their next tokens out.
+"""One forward: a batch of rows in, their next tokens out; or a stage's part of it.
 
 It feeds the model and the sampler and keeps each row's last token, so that a
 decode needs nothing from the host. It does not know blocks' owners or requests'
@@ -21,6 +21,7 @@ from drumline.device.attention import Attention, AttentionBatch, LayerFence
 from drumline.device.history import TokenHistory
 from drumline.device.kv import BlockShape, BlockTable
 from drumline.device.models.decoder import Decoder
+from drumline.device.parallel import Passage
 from drumline.device.sampling.logprobs import span_of
 from drumline.device.sampling.sampler import Sampler
 
@@ -35,7 +36,7 @@ class Executor:
 
     row_words = 1
 
-    __slots__ = ("_attention", "_history", "_last", "_model", "_sampler", "_shape")
+    __slots__ = ("_attention", "_history", "_last", "_model", "_passage", "_sampler", "_shape")
 
     def __init__(
         self,
@@ -44,10 +45,12 @@ class Executor:
         sampler: Sampler,
         rows: int,
         shape: BlockShape,
+        passage: Passage,
         history: TokenHistory | None = None,
     ) -> None:
         self._history = history
         self._model = model
+        self._passage = passage
         self._attention = attention
         self._sampler = sampler
         self._shape = shape
@@ -71,6 +74,7 @@ class Executor:
     ) -> ForwardResult:
         """Compute a batch and return what it sampled. The batch feeds at least one token.
 
+        A stage that is not the last hands its part on, and samples nothing.
         `seeds` are what new owners of rows have read before. `fence` guards what the batch's plan
         loads, layer by layer.
         """
@@ -88,7 +92,11 @@ class Executor:
             place.history = self._history.append(
                 batch.rows, batch.input_lengths, place.positions, ids
             )
-        hidden = self._model.hidden(ids, place, self._attention, fence)
+        fed = ids if self._passage.first else self._passage.received(len(ids))
+        hidden = self._model.hidden(fed, place, self._attention, fence)
+        if not self._passage.last:
+            self._passage.send(hidden)
+            return ForwardResult(tokens=NO_INTS, counts=np.zeros(batch.size, np.int32))
         counts = sampling.astype(np.int32)
         prompts: tuple[RowLogprobs, ...] = ()
         if wanted is not None and len(wanted.prompts):

@@ -1,6 +1,7 @@
-"""The group of ranks that compute one model together, and what they exchange in a forward.
+"""Ranks that compute one model together, and what they exchange in a forward.
 
-It moves tensors; it does not know which of a model's parts stand where.
+Those of a group hold parts of the same tensors; those of a pipeline hold layers that follow
+each other. It moves tensors; it does not know which of a model's parts stand where.
 
 Thread: forward thread only. Every member makes the same calls in the same order, because
 all carry out the same plans. How long a member may take is not bounded here: whether it
@@ -8,13 +9,15 @@ lives is watched elsewhere.
 """
 
 import socket
+from collections import deque
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, distributed
 
-from drumline.core.errors import ConfigError, PeerError
+from drumline.core.errors import ConfigError, InvariantError, PeerError
 
 _MEETING = timedelta(seconds=60)
 _LONGEST_WAIT = timedelta(days=7)
@@ -67,6 +70,66 @@ class Alone:
         return value
 
 
+class Stages(Protocol):
+    """Ranks whose layers follow each other: one of each stage of a pipeline."""
+
+    @property
+    def index(self) -> int:
+        """Which stage this rank is of, from 0."""
+
+    @property
+    def size(self) -> int:
+        """How many stages there are."""
+
+    def received(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Return what the stage before sent of the same forward; waits for it."""
+
+    def send(self, x: Tensor) -> None:
+        """Send what the next stage goes on with, and wait for nobody; `x` is kept as it is."""
+
+    def least(self, value: int) -> int:
+        """Return the smallest of every stage's `value`. Collective: every stage."""
+
+
+class SingleStage:
+    """The pipeline of a rank that has all layers."""
+
+    index = 0
+    size = 1
+
+    def received(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        raise InvariantError("the first stage receives nothing")
+
+    def send(self, x: Tensor) -> None:
+        raise InvariantError("the last stage sends nothing")
+
+    def least(self, value: int) -> int:
+        return value
+
+
+class Passage:
+    """How what a stage computed reaches the next: `width` values of each token."""
+
+    __slots__ = ("_dtype", "_stages", "_width", "first", "last")
+
+    def __init__(self, stages: Stages, width: int, dtype: torch.dtype) -> None:
+        self._stages = stages
+        self._width = width
+        self._dtype = dtype
+        self.first = stages.index == 0
+        """Whether forwards begin here, with tokens."""
+        self.last = stages.index == stages.size - 1
+        """Whether forwards end here, with what is sampled."""
+
+    def received(self, tokens: int) -> Tensor:
+        """Return what the stage before made of the next forward, `[tokens, width]`."""
+        return self._stages.received((tokens, self._width), self._dtype)
+
+    def send(self, hidden: Tensor) -> None:
+        """Hand a forward on, `[tokens, width]`."""
+        self._stages.send(hidden)
+
+
 def share_processors(ranks: int) -> None:
     """Take this rank's share of the threads that torch would use on a machine of `ranks`."""
     if ranks > 1:
@@ -79,7 +142,7 @@ _torch: Any = distributed
 
 
 def open_store(host: str) -> Store:
-    """Return a store on a free port of `host`, where a group's members meet; `port` says which."""
+    """Return a store on a free port of `host`, where groups' members meet; `port` says which."""
     # Left to itself, it would listen on every address of the machine.
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.create_server((host, 0), family=family)
@@ -98,7 +161,12 @@ def dial_store(host: str, port: int) -> Store:
     try:
         return _torch.TCPStore(host, port, is_master=False, timeout=_MEETING)
     except RuntimeError as error:
-        raise PeerError(f"no store of tensor-parallel ranks at {host}:{port}: {error}") from error
+        raise PeerError(f"no store of the replica's ranks at {host}:{port}: {error}") from error
+
+
+def part_of(store: Store, name: str) -> Store:
+    """Return the part of a store in which the members of one of several groups meet."""
+    return _torch.PrefixStore(name, store)
 
 
 def _check_linkable(device: torch.device) -> None:
@@ -115,8 +183,52 @@ def _check_linkable(device: torch.device) -> None:
     raise ConfigError("--tensor-parallel-size", f"ranks on {device} exchange tensors over {needs}")
 
 
+class _Links:
+    """Connections among ranks by torch.distributed: gloo for host memory, NCCL for CUDA's."""
+
+    def __init__(
+        self, store: Store, index: int, size: int, who: str, host: str, device: torch.device | None
+    ) -> None:
+        self._who = f"{who} {index}"
+        self._device = device or torch.device("cpu")
+        # Members look each other up for as long as the group lives.
+        self._store = store
+        _check_linkable(self._device)
+        try:
+            if self._device.type == "cuda":
+                # NCCL makes a rank's communicator on the device that is current.
+                torch.cuda.set_device(self._device)
+                nccl = _torch.ProcessGroupNCCL
+                self.all: Any = nccl(store, index, size, nccl.Options())
+            else:
+                gloo = _torch.ProcessGroupGloo
+                options = gloo._Options()
+                options._devices = [gloo.create_device(hostname=host)]
+                options._timeout = _LONGEST_WAIT
+                self.all = gloo(store, index, size, options)
+        except RuntimeError as error:
+            raise PeerError(f"the {who}s did not meet: {error}") from error
+
+    def done(self, work: Any) -> None:
+        """Wait for an exchange. Raises LostMemberError."""
+        try:
+            work.wait()
+        except RuntimeError as error:
+            raise LostMemberError(f"{self._who} lost a peer: {error}") from error
+
+    def least(self, value: int) -> int:
+        values = torch.tensor([value], device=self._device)
+        options = _torch.AllreduceOptions()
+        options.reduceOp = distributed.ReduceOp.MIN
+        self.done(self.all.allreduce([values], options))
+        return int(values[0])
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        return torch.empty(tuple(shape), dtype=dtype, device=self._device)
+
+
 class LinkedGroup:
-    """Ranks connected by torch.distributed: over gloo for host memory, over NCCL for CUDA's."""
+    """Ranks of one stage, which hold parts of the same tensors."""
 
     def __init__(
         self, store: Store, index: int, size: int, *, host: str, device: torch.device | None = None
@@ -128,46 +240,48 @@ class LinkedGroup:
         """
         self.index = index
         self.size = size
-        self._device = device or torch.device("cpu")
-        # Members look each other up for as long as the group lives.
-        self._store = store
-        _check_linkable(self._device)
-        try:
-            if self._device.type == "cuda":
-                # NCCL makes a rank's communicator on the device that is current.
-                torch.cuda.set_device(self._device)
-                nccl = _torch.ProcessGroupNCCL
-                self._links: Any = nccl(store, index, size, nccl.Options())
-            else:
-                gloo = _torch.ProcessGroupGloo
-                options = gloo._Options()
-                options._devices = [gloo.create_device(hostname=host)]
-                options._timeout = _LONGEST_WAIT
-                self._links = gloo(store, index, size, options)
-        except RuntimeError as error:
-            raise PeerError(f"the tensor-parallel ranks did not meet: {error}") from error
+        self._links = _Links(store, index, size, "tensor-parallel rank", host, device)
 
     def sum(self, x: Tensor) -> Tensor:
         x = x.contiguous()
-        self._done(self._links.allreduce([x]))
+        self._links.done(self._links.all.allreduce([x]))
         return x
 
     def joined(self, x: Tensor) -> Tensor:
         parts = [torch.empty_like(x) for _ in range(self.size)]
-        self._done(self._links.allgather([parts], [x.contiguous()]))
+        self._links.done(self._links.all.allgather([parts], [x.contiguous()]))
         return torch.cat(parts, -1)
 
     def least(self, value: int) -> int:
-        values = torch.tensor([value], device=self._device)
-        options = _torch.AllreduceOptions()
-        options.reduceOp = distributed.ReduceOp.MIN
-        self._done(self._links.allreduce([values], options))
-        return int(values[0])
+        return self._links.least(value)
 
-    def _done(self, work: Any) -> None:
-        try:
-            work.wait()
-        except RuntimeError as error:
-            raise LostMemberError(
-                f"tensor-parallel rank {self.index} lost a peer: {error}"
-            ) from error
+
+class LinkedStages:
+    """Ranks of a pipeline, one of each stage."""
+
+    def __init__(
+        self, store: Store, index: int, size: int, *, host: str, device: torch.device | None = None
+    ) -> None:
+        """Connect with the other stages, as `LinkedGroup` does with its members."""
+        self.index = index
+        self.size = size
+        self._links = _Links(store, index, size, "pipeline stage", host, device)
+        self._sent: deque[tuple[Any, Tensor]] = deque()
+        """What may still be on its way; the transport reads it where it lies."""
+
+    def received(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        x = self._links.empty(shape, dtype)
+        self._links.done(self._links.all.recv([x], self.index - 1, 0))
+        return x
+
+    def send(self, x: Tensor) -> None:
+        # No more forwards are in flight than stages and one, so that what was sent so many
+        # forwards ago has been received: its end is noted here, and not waited for.
+        while len(self._sent) > self.size:
+            work, _ = self._sent.popleft()
+            self._links.done(work)
+        x = x.contiguous()
+        self._sent.append((self._links.all.send([x], self.index + 1, 0), x))
+
+    def least(self, value: int) -> int:
+        return self._links.least(value)

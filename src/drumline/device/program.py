@@ -35,12 +35,16 @@ class LayerWeights(Struct, frozen=True, eq=False):
 
 
 class ModelWeights(Struct, frozen=True, eq=False):
-    """A whole decoder's weights; `frequencies` are those of its rotation."""
+    """The weights of a decoder, or of a stage of one.
+
+    `embedding` is the first stage's, `head` and the `norm` below it are the last one's;
+    `frequencies` are those of the rotation.
+    """
 
     layers: Sequence[LayerWeights]
-    embedding: PackedLinear
-    head: PackedLinear
-    norm: Tensor
+    embedding: PackedLinear | None
+    head: PackedLinear | None
+    norm: Tensor | None
     frequencies: Tensor
     heads: int
     kv_heads: int
@@ -61,13 +65,13 @@ class Program:
         inner = weights.layers[0].down.matrix.columns
         self._model = Model(
             self._layers,
-            weights.embedding.matrix,
-            weights.head.matrix,
-            weights.norm.data_ptr(),
+            Matrix() if weights.embedding is None else weights.embedding.matrix,
+            Matrix() if weights.head is None else weights.head.matrix,
+            None if weights.norm is None else weights.norm.data_ptr(),
             weights.frequencies.data_ptr(),
             Heads(weights.heads, weights.kv_heads, weights.head_dim, 0, 0, 0),
             len(weights.layers),
-            weights.embedding.matrix.columns,
+            weights.layers[0].qkv.matrix.columns,
             inner,
             weights.eps,
             0,
@@ -75,7 +79,7 @@ class Program:
 
     def hidden(
         self,
-        ids: Tensor,
+        fed: Tensor,
         batch: AttentionBatch,
         pool: KvPool,
         fence: LayerFence | None = None,
@@ -83,13 +87,17 @@ class Program:
     ) -> Tensor:
         """Return what the last layer made of each token, `[tokens, hidden]`.
 
+        `fed` are token ids, or, of a stage that is not the first, `[tokens, hidden]` of before,
+        which are overwritten.
         With a fence, layers run one at a time, each once its part is there; else in `segments`.
         """
         if pool is not self._pool:
             self._take(pool)
-        ids = ids.contiguous()
-        placed = PlacedBatch(batch, ids)
-        x = torch.empty((len(ids), self._model.hidden))
+        fed = fed.contiguous()
+        if self._weights.embedding is None:
+            placed, x = PlacedBatch(batch), fed
+        else:
+            placed, x = PlacedBatch(batch, fed), torch.empty((len(fed), self._model.hidden))
         model, told = ctypes.byref(self._model), ctypes.byref(placed.told)
         count = self._model.count
         calls = count if fence is not None else segments

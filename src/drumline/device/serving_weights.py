@@ -188,10 +188,15 @@ class ServingWeights:
         """Be no member of a group any more, whether or not there was one."""
         self._groups.pop(name, None)
 
-    def rows(self, name: str, count: int) -> WeightRows | str:
-        """Return this rank's part of a weight's first rows, or why there is none."""
+    def rows(self, name: str, count: int) -> WeightRows | str | None:
+        """Return this rank's part of a weight's first rows, or why there is none.
+
+        None where another stage has it.
+        """
         if self.store.away:
             return _RELEASED
+        if name in self._live.elsewhere:
+            return None
         try:
             place = self._live.packed.get(name) or self._place(name)
         except RefusedError as error:
@@ -268,9 +273,11 @@ class ServingWeights:
             raise RefusedError("no tensor is named; an update has one at least")
         needed = largest = 0
         for name, (dtype, shape) in named.items():
-            place = self._place(name)
             if dtype not in _FLOATS:
                 raise RefusedError(f"{name} is of {dtype}; weights are {', '.join(_FLOATS)}")
+            if name in self._live.elsewhere:
+                continue
+            place = self._place(name)
             if shape != place.shape:
                 raise RefusedError(
                     f"{name} has shape {list(shape)}; here it is {list(place.shape)}"
@@ -306,6 +313,8 @@ class ServingWeights:
         places: list[Place] = []
         written: dict[int, tuple[str, Tensor]] = {}
         for name, tensor in tensors:
+            if name in self._live.elsewhere:
+                continue  # received all the same, as a trainer sends to all at once
             place = self._place(name)
             out = place.out
             new = out if self._discards else _room_for(name, out.shape, out.dtype, out.device)

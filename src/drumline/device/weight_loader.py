@@ -21,7 +21,7 @@ from drumline.device.models.checkpoint import Checkpoint, open_checkpoint
 from drumline.device.models.config import DecoderConfig
 from drumline.device.models.decoder import Decoder, weight_count
 from drumline.device.models.loading import load_decoder
-from drumline.device.models.shard import shard_of
+from drumline.device.models.shard import Shard
 from drumline.device.packed import PackedRows
 from drumline.device.parallel import TensorGroup
 from drumline.device.weights.gguf import ROPE_FACTORS
@@ -29,6 +29,7 @@ from drumline.device.weights.places import Noted, Place
 from drumline.device.weights.store import WeightStore
 
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+_NORM = "model.norm.weight"
 _MANY_WEIGHTS = 1_000_000_000
 _MIB = 1 << 20
 _MAY_DIFFER = frozenset({"architecture", "stored_dtype", "eos_token_ids"})
@@ -45,6 +46,8 @@ class Loaded(Struct, frozen=True, eq=False):
     decoder: Decoder
     store: WeightStore
     places: dict[str, Place]
+    elsewhere: frozenset[str]
+    """Weights of the model that other stages have, and this one has not."""
     packed: dict[str, PackedRows]
     """The weights that stayed small integers, which are read and not written."""
 
@@ -61,6 +64,7 @@ class WeightLoader:
         group: TensorGroup,
         apportioned: Apportioned,
         available_bytes: Callable[[], int],
+        shard: Shard,
     ) -> None:
         self._config = config
         self._backend = backend
@@ -69,14 +73,17 @@ class WeightLoader:
         self._group = group
         self._apportioned = apportioned
         self._available_bytes = available_bytes
-        self._count = weight_count(config, shard_of(config, group.index, group.size))
+        self._shard = shard
+        self._count = weight_count(config, shard)
+        self._whole = weight_count(config)
 
     def bytes_of(self, checkpoint: Checkpoint) -> int:
         """Return how much memory this rank's part of a checkpoint takes."""
         whole = self._count * self._dtype.itemsize
         if self._backend.machine is None:
             return whole
-        return whole - checkpoint.weights.spared_bytes(self._dtype.itemsize) // self._group.size
+        spared = checkpoint.weights.spared_bytes(self._dtype.itemsize)
+        return whole - spared * self._count // self._whole
 
     def load(self, checkpoint: Checkpoint) -> Loaded:
         """Read the weights. Raises ConfigError naming the file of what is missing or misshapen."""
@@ -90,6 +97,7 @@ class WeightLoader:
                 store,
                 self._group,
                 self._apportioned,
+                self._shard,
             )
         places = source.places
         # No weight, but what goes into a table that is made of it.
@@ -97,9 +105,21 @@ class WeightLoader:
         if self._config.tied_embeddings:
             if _EMBEDDING in packed:
                 packed[_HEAD] = packed[_EMBEDDING]
-            else:
+            elif _EMBEDDING in places:
                 places[_HEAD] = places[_EMBEDDING]
-        return Loaded(decoder, store, places, packed)
+        elsewhere = self._named({*places, *packed})
+        return Loaded(decoder, store, places, elsewhere, packed)
+
+    def _named(self, own: set[str]) -> frozenset[str]:
+        """Return the names of the weights that other stages have, given this one's.
+
+        One layer has what every other has.
+        """
+        layers = self._shard.layers
+        first = f"model.layers.{layers.start}."
+        parts = [name.removeprefix(first) for name in own if name.startswith(first)]
+        named = {f"model.layers.{layer}.{part}" for layer in range(layers.whole) for part in parts}
+        return frozenset((named | {_EMBEDDING, _NORM, _HEAD}) - own)
 
     def opened(self, source: DiskWeights, *, beside: bool) -> Checkpoint:
         """Open a checkpoint that is to take the place of the one that serves.

@@ -42,11 +42,17 @@ def check_ranks(parallel: ParallelConfig, cores: int) -> None:
     sizes = {
         "--tensor-parallel-size": parallel.tensor_parallel_size,
         "--data-parallel-size": parallel.data_parallel_size,
+        "--pipeline-parallel-size": parallel.pipeline_parallel_size,
     }
-    larger, other = sorted(sizes, key=sizes.__getitem__, reverse=True)
+    largest, *others = sorted(sizes, key=sizes.__getitem__, reverse=True)
+    times = " times ".join(
+        f"{other} {sizes[other]}"
+        for place, other in enumerate(others)
+        if not place or sizes[other] > 1
+    )
     raise ConfigError(
-        larger,
-        f"{sizes[larger]} times {other} {sizes[other]} are {ranks} ranks; this machine has "
+        largest,
+        f"{sizes[largest]} times {times} are {ranks} ranks; this machine has "
         f"{cores} processor cores, which run at most {most}",
     )
 
@@ -55,6 +61,12 @@ def check_model(config: Config, model: DecoderConfig) -> None:
     """Raise ConfigError for what this model cannot do."""
     context_tokens(config.model.max_model_len, model)
     check_granularity(config.cache.prefix_granularity)
+    stages = config.parallel.pipeline_parallel_size
+    if stages > model.layers:
+        raise ConfigError(
+            "--pipeline-parallel-size",
+            f"{stages} stages cannot share the model's {model.layers} layers; at most one a layer",
+        )
     size = config.parallel.tensor_parallel_size
     if size > model.heads:
         raise ConfigError(

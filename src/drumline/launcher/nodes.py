@@ -30,7 +30,7 @@ def check_nodes(config: Config) -> None:
         raise ConfigError(
             "--nprocs-per-node",
             f"{each} on each of {nodes} machines (--nnodes) are not the {ranks} ranks that "
-            "--tensor-parallel-size times --data-parallel-size make",
+            "--tensor-parallel-size times --pipeline-parallel-size times --data-parallel-size make",
         )
     if ranks % nodes:
         raise ConfigError("--nnodes", f"{ranks} ranks cannot be shared evenly by {nodes} machines")

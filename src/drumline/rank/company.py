@@ -39,6 +39,9 @@ class Company:
         self.layout = layout
         self.rank = rank
         self.replica: Group = self._group(mesh, layout.replica(rank), "replica")
+        line = layout.line(rank)
+        self.pipeline = self._group(mesh, line, "pipeline") if len(line) > 1 else None
+        """The ranks at this one's place in every stage; None for a single stage."""
         self.world: Group = self._group(mesh, layout.peers(rank), "world")
         self._everybody: Group = self._group(mesh, tuple(range(layout.size)), "everybody")
         self._mesh = mesh

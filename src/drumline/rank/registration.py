@@ -24,6 +24,7 @@ def registration_of(
         vllm_version=f"tokenspeed-{VERSION}",
         world_size=config.parallel.world_size,
         data_parallel_size=config.parallel.data_parallel_size,
+        pipeline_parallel_size=config.parallel.pipeline_parallel_size,
         tensor_parallel_size=config.parallel.tensor_parallel_size,
         data_parallel_rank=data_index,
         max_num_seqs=specs.max_rows,

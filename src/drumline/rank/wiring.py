@@ -23,10 +23,13 @@ from drumline.device.data_plane import QueuedDataPlane
 from drumline.device.forward_thread import ForwardThread
 from drumline.device.parallel import (
     LinkedGroup,
+    LinkedStages,
     LostMemberError,
+    Stages,
     TensorGroup,
     dial_store,
     open_store,
+    part_of,
     share_processors,
 )
 from drumline.grammar.compiler import GrammarCache
@@ -64,7 +67,8 @@ def _serve(
     handshake = company.told(settings.handshake)
     reports.begin("loading the model")
     thread = ForwardThread()
-    device = build(config, thread, _tensor_group(thread, company, config))
+    thread.call(lambda: share_processors(config.parallel.local_ranks))
+    device = build(config, thread, *_links(thread, company))
     specs = device.specs
     scheduler = Scheduler(SchedulerConfig.of(specs, config))
     data_plane = QueuedDataPlane(device.handle, thread)
@@ -97,6 +101,7 @@ def _serve(
             ranks=Ranks(
                 replica=company.replica,
                 world=company.world,
+                pipeline=company.pipeline,
                 members=company.layout.replica(company.rank),
                 rank=company.rank,
             ),
@@ -107,7 +112,7 @@ def _serve(
                 processors=config.model.logits_processors,
             ),
             specs=specs,
-            in_flight_depth=config.schedule.in_flight_depth,
+            in_flight_depth=config.in_flight_depth,
             grammars=grammars,
             profiles=Place(config.process.profile_dir or "", _tag(company)),
             weight_version=config.model.weight_version,
@@ -165,23 +170,33 @@ def check_ended(link: Link) -> None:
         raise PeerError(f"the link to the frontend ended: {link.failure}")
 
 
-def _tensor_group(thread: ForwardThread, company: Company, config: Config) -> TensorGroup | None:
-    """Return the group that computes this replica's forwards, made on the forward thread.
+def _links(thread: ForwardThread, company: Company) -> tuple[TensorGroup | None, Stages | None]:
+    """Return the ranks that compute this replica's forwards, linked on the forward thread.
 
-    Collective: over the replica, which tells each other where to meet.
+    Those are the members of this rank's stage, and the stages. Collective: over the replica,
+    which tells each other where to meet.
     """
-    thread.call(lambda: share_processors(config.parallel.local_ranks))
+    layout, rank = company.layout, company.rank
     replica, host = company.replica, company.host
     if replica.size == 1:
-        return None
-    store = thread.call(lambda: open_store(host)) if company.leads else None
-    place = f"{host}:{store.port}" if store is not None else ""
+        return None, None
+    opened = thread.call(lambda: open_store(host)) if company.leads else None
+    place = f"{host}:{opened.port}" if opened is not None else ""
     where, _, port = replica.broadcast(0, place.encode()).decode().rpartition(":")
-    return thread.call(
-        lambda: LinkedGroup(
-            store or dial_store(where, int(port)), replica.index, replica.size, host=host
-        )
-    )
+
+    def linked() -> tuple[TensorGroup | None, Stages | None]:
+        store = opened or dial_store(where, int(port))
+        stage, place = layout.stage_index(rank), layout.tensor_index(rank)
+        group, stages = None, None
+        if layout.tensor > 1:
+            meeting = part_of(store, f"tensors of stage {stage}")
+            group = LinkedGroup(meeting, place, layout.tensor, host=host)
+        if layout.pipeline > 1:
+            meeting = part_of(store, f"stages at place {place}")
+            stages = LinkedStages(meeting, stage, layout.pipeline, host=host)
+        return group, stages
+
+    return thread.call(linked)
 
 
 def _grammars(config: Config, specs: DeviceSpecs) -> GrammarCache | None:
@@ -200,6 +215,8 @@ def _tag(company: Company) -> str:
     """Return how a rank's files are called: by its places in replica and engine."""
     layout, rank = company.layout, company.rank
     place = f"TP{layout.tensor_index(rank)}"
+    if layout.pipeline > 1:
+        place = f"PP{layout.stage_index(rank)}-{place}"
     return f"DP{layout.data_index(rank)}-{place}" if layout.data > 1 else place
 
 

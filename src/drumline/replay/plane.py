@@ -131,7 +131,7 @@ class PagedPlane:
         """The trainers' groups that this rank is in."""
         self.unreachable: dict[str, str] = {}
         """Why groups cannot be joined, by name."""
-        self.shown: dict[str, WeightRows] = {}
+        self.shown: dict[str, WeightRows | None] = {}
         """What is told of weights."""
         self.unreadable: dict[str, str] = {}
         """Why weights cannot be opened, by name."""
@@ -320,7 +320,7 @@ class PagedPlane:
         """Be no member any more."""
         self.groups.pop(name, None)
 
-    def read_weight(self, name: str, rows: int) -> WeightRows | str:
+    def read_weight(self, name: str, rows: int) -> WeightRows | str | None:
         """Return a part of a weight that a test made up."""
         self._run(0)
         return self.shown.get(name, f"no weight here is called {name}")

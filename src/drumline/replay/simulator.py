@@ -137,7 +137,7 @@ class EncodedPlane:
     def leave_weight_group(self, name: str) -> None:
         self._plane.leave_weight_group(name)
 
-    def read_weight(self, name: str, rows: int) -> WeightRows | str:
+    def read_weight(self, name: str, rows: int) -> WeightRows | str | None:
         return self._plane.read_weight(name, rows)
 
 

@@ -140,13 +140,15 @@ class SchedulerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     @classmethod
     def of(cls, specs: DeviceSpecs, config: Config) -> Self:
         """Return the configuration for a device and an operator's choices."""
+        stages = config.parallel.pipeline_parallel_size
         return cls(
             groups=specs.groups,
             num_pages=specs.num_pages,
             prefix_granularity=specs.prefix_granularity,
             max_rows=specs.max_rows,
             max_scheduled_tokens=specs.max_scheduled_tokens,
-            overlap_depth=config.schedule.in_flight_depth,
+            overlap_depth=config.in_flight_depth if stages == 1 else 0,
+            stages=stages,
             mixed_batch=config.schedule.mixed_batch,
             mixed_prefill_tokens=config.schedule.mixed_prefill_tokens,
             prefix_caching=config.cache.prefix_caching,

@@ -80,6 +80,8 @@ def test_without_words_every_default_is_the_structs_own():
         (["-tp", "2"], "parallel.tensor_parallel_size", 2),
         (["--tp=2"], "parallel.tensor_parallel_size", 2),
         (["-dp", "2"], "parallel.data_parallel_size", 2),
+        (["-pp", "2"], "parallel.pipeline_parallel_size", 2),
+        (["--pp-size=2"], "parallel.pipeline_parallel_size", 2),
         (["--enable-prefix-caching"], "cache.prefix_caching", True),
         (["--port", "1", "--port", "2"], "server.port", 2),
         (["--shutdown-timeout", "1.5"], "process.drain_timeout", 1.5),

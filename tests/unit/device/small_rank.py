@@ -20,6 +20,7 @@ from drumline.core.hashing import extra_keys, page_digests
 from drumline.device.build import build
 from drumline.device.data_plane import QueuedDataPlane
 from drumline.device.forward_thread import ForwardThread
+from drumline.device.parallel import LinkedGroup, LinkedStages
 from drumline.replay.clock import ManualClock
 from drumline.replay.frontend import ScriptedFrontend
 from drumline.scheduler.config import SchedulerConfig
@@ -32,7 +33,9 @@ GREEDY = Sampling(top_k=1)
 class SmallDevice:
     """A model in memory, on which loops of any settings run one after the other."""
 
-    def __init__(self, directory, *, pages=64, rows=8, group=None, tp=1, model=None, **cache):
+    def __init__(
+        self, directory, *, pages=64, rows=8, group=None, tp=1, stages=None, model=None, **cache
+    ):
         self.config = Config(
             model=ModelConfig(
                 model=directory and str(directory), dtype=Dtype.FLOAT32, **(model or {})
@@ -41,11 +44,14 @@ class SmallDevice:
                 max_total_tokens=16 * (pages - 1), prefix_granularity=GRANULARITY, **cache
             ),
             schedule=ScheduleConfig(max_num_seqs=rows),
-            parallel=ParallelConfig(tensor_parallel_size=tp),
+            parallel=ParallelConfig(
+                tensor_parallel_size=tp,
+                pipeline_parallel_size=1 if stages is None else stages.size,
+            ),
         )
         self.thread = ForwardThread()
         try:
-            self.built = build(self.config, self.thread, group)
+            self.built = build(self.config, self.thread, group, stages)
         except BaseException:
             self.thread.stop()
             raise
@@ -55,11 +61,28 @@ class SmallDevice:
         self.built.handle.stop()
 
 
+def half_of(directory, store, index, stages):
+    """Return one of two devices that share a model: two stages, or the two ranks of one."""
+    if stages == 1:
+        group = LinkedGroup(store, index, 2, host="127.0.0.1")
+        return SmallDevice(directory, tp=2, group=group)
+    return SmallDevice(directory, stages=LinkedStages(store, index, 2, host="127.0.0.1"))
+
+
 class SmallRank:
     """A loop on a device; its rounds are run by hand."""
 
     def __init__(
-        self, device, *, depth=1, chunk=512, retract=0, caching=True, replica=None, leads=True
+        self,
+        device,
+        *,
+        depth=1,
+        chunk=512,
+        retract=0,
+        caching=True,
+        replica=None,
+        leads=True,
+        pipeline=None,
     ):
         config = replace(
             device.config,
@@ -86,6 +109,7 @@ class SmallRank:
             ranks=Ranks(
                 replica=replica or SoloGroup(),
                 world=SoloGroup(),
+                pipeline=pipeline,
                 members=tuple(range(replica.size)) if replica else (0,),
             ),
             limits=Limits.of(

@@ -28,19 +28,25 @@ REFERENCE = Backend("torch", TorchLinear, TorchAttention)
 class Loaded:
     """A decoder with memory of its own, fed without plans."""
 
-    def __init__(self, directory, group=None, backend=REFERENCE):
+    def __init__(self, directory, group=None, backend=REFERENCE, stage=0, stages=1):
         opened = open_checkpoint(find_model(directory and str(directory)))
         self.config = config = opened.config
         cpu = torch.device("cpu")
         group = group or Alone()
+        shard = shard_of(config, group.index, group.size, stage, stages)
         self.decoder, _ = load_decoder(
-            config, opened.weights, backend, WeightStore(torch.float32, cpu), group
+            config,
+            opened.weights,
+            backend,
+            WeightStore(torch.float32, cpu),
+            group,
+            shard=shard,
         )
         pool = KvPool(
-            layers=config.layers,
+            layers=len(shard.layers),
             blocks=32,
             block_tokens=PAGE,
-            kv_heads=len(shard_of(config, group.index, group.size).kv_heads),
+            kv_heads=len(shard.kv_heads),
             head_dim=config.head_dim,
             dtype=torch.float32,
             device=cpu,

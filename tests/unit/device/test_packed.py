@@ -29,6 +29,7 @@ from .conftest import Rig
 from .test_models import PROMPT, Loaded
 from .test_parallel import groups
 from .test_serving_weights import seated, together
+from .test_stages import STEPS, through
 from .test_weights import write_gguf
 
 KINDS = [TensorType.Q4_0, TensorType.Q4_1, TensorType.Q8_0]
@@ -288,6 +289,16 @@ def test_ranks_that_share_packed_weights_return_the_same_bits_near_the_whole_mod
     assert torch.equal(first, second)
     # Inputs are rounded in the same blocks, and sums meet in another order.
     assert apart(first, expected) < 0.02
+
+
+@pytest.mark.parametrize("family", ["llama, tied", "qwen3"])
+def test_stages_of_packed_weights_return_the_whole_program_s_bits(wide, machine, family):
+    path = wide(family)
+    expected = Whole(path, machine)
+    stages = [Loaded(path, None, native(machine), stage, 3) for stage in range(3)]
+    assert all(part.decoder.program is not None for part in stages)
+    for step in STEPS:
+        assert torch.equal(through(stages, *step), through([expected], *step))
 
 
 @pytest.mark.parametrize("family", ["llama", "llama, tied", "qwen2"])

@@ -113,7 +113,7 @@ def test_a_rank_without_memory_refuses_and_keeps_no_other_waiting(monkeypatch):
     def run(group):
         mine.bytes = (1 << 30) if group.index != 1 else 300 << 20
         try:
-            return budget.budget_of(config, 4096, 1 << 20, group)
+            return budget.budget_of(config, 4096, 1 << 20, group.least)
         except DrumlineError as error:
             return error
 

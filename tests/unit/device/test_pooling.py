@@ -8,9 +8,8 @@ import torch
 from tests.fakes.meshes import meshes, together
 
 from drumline.contract.request import Pooling
-from drumline.device.parallel import LinkedGroup
 
-from .small_rank import GREEDY, SmallDevice, SmallRank
+from .small_rank import GREEDY, SmallDevice, SmallRank, half_of
 
 PROMPT = np.random.default_rng(32).integers(0, 320, 37).tolist()
 
@@ -62,17 +61,24 @@ def test_vectors_outlast_suspensions(checkpoint, expected):
     device.close()
 
 
-def test_two_ranks_make_the_vector_of_one(checkpoint, expected):
+@pytest.mark.parametrize("stages", [1, 2])
+def test_two_ranks_make_the_vector_of_one(checkpoint, expected, stages):
     directory = checkpoint("llama")[1]
     store = torch.distributed.HashStore()
     stop = threading.Event()
     told = {}
 
     def serve(end):
-        device = SmallDevice(
-            directory, tp=2, group=LinkedGroup(store, end.index, 2, host="127.0.0.1")
+        device = half_of(directory, store, end.index, stages)
+        pipeline = end.group([0, 1], "pipeline") if stages > 1 else None
+        rank = SmallRank(
+            device,
+            depth=stages,
+            chunk=5,
+            replica=end.group([0, 1]),
+            leads=end.index == 0,
+            pipeline=pipeline,
         )
-        rank = SmallRank(device, chunk=5, replica=end.group([0, 1]), leads=end.index == 0)
         if end.index == 0:
             for pooling in Pooling:
                 rank.submit(pooling.value, PROMPT, max_new_tokens=1, pooling=pooling)

@@ -8,9 +8,8 @@ import torch
 from tests.fakes.meshes import meshes, together
 
 from drumline.contract.request import Sampling
-from drumline.device.parallel import LinkedGroup
 
-from .small_rank import GREEDY, SmallDevice, SmallRank
+from .small_rank import GREEDY, SmallDevice, SmallRank, half_of
 
 PROMPT = np.random.default_rng(31).integers(0, 320, 37).tolist()
 NAMED = (5, 300, 5)
@@ -123,8 +122,8 @@ def test_prompts_are_told_across_suspensions(checkpoint, expected):
     device.close()
 
 
-@pytest.mark.parametrize("depth", [0, 1])
-def test_two_ranks_tell_what_one_does_at_every_chunk_size(checkpoint, expected, depth):
+@pytest.mark.parametrize(("stages", "depth"), [(1, 0), (1, 1), (2, 0), (2, 2)])
+def test_two_ranks_tell_what_one_does_at_every_chunk_size(checkpoint, expected, stages, depth):
     directory = checkpoint("llama")[1]
     store = torch.distributed.HashStore()
     table = expected(PROMPT)
@@ -133,14 +132,13 @@ def test_two_ranks_tell_what_one_does_at_every_chunk_size(checkpoint, expected, 
     told = {}
 
     def serve(end):
-        device = SmallDevice(
-            directory, tp=2, group=LinkedGroup(store, end.index, 2, host="127.0.0.1")
-        )
+        device = half_of(directory, store, end.index, stages)
         replica = end.group([0, 1])
+        pipeline = end.group([0, 1], "pipeline") if stages > 1 else None
         for chunk in chunks:
             rank = SmallRank(
                 device, depth=depth, chunk=chunk, caching=False, replica=replica,
-                leads=end.index == 0,
+                leads=end.index == 0, pipeline=pipeline,
             )  # fmt: skip
             if end.index == 0:
                 wants = {"return_logprob": True, "prompt_logprobs_from": chunk % 12}

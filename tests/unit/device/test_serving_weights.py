@@ -34,6 +34,7 @@ from drumline.device.attention import TorchAttention
 from drumline.device.blocks import whole
 from drumline.device.layers import Backend, TorchLinear
 from drumline.device.models.checkpoint import open_checkpoint
+from drumline.device.models.shard import shard_of
 from drumline.device.serving_weights import ServingWeights
 from drumline.device.trainer_group import TrainerGroup, why_unfit
 from drumline.device.weight_loader import WeightLoader
@@ -256,7 +257,7 @@ class Computing:
 REFERENCE = Backend("torch", TorchLinear, TorchAttention)
 
 
-def seated(directory, index, size, backend=REFERENCE):
+def seated(directory, index, size, backend=REFERENCE, stage=0, stages=1):
     """Return the weights of one rank of several."""
     opened = open_checkpoint(find_model(str(directory)))
     loader = WeightLoader(
@@ -267,6 +268,7 @@ def seated(directory, index, size, backend=REFERENCE):
         Seat(index, size),
         whole,
         lambda: 1 << 40,
+        shard_of(opened.config, index, size, stage, stages),
     )
     return ServingWeights(
         loader.load(opened), loader, Computing(), SystemClock(), discards=False, timeout_s=1

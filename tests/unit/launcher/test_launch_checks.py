@@ -53,9 +53,19 @@ def test_more_ranks_than_heads_are_refused(model):
     assert told.startswith("--tensor-parallel-size: 5 ranks cannot share the model's 4 attention")
 
 
+def test_more_stages_than_layers_are_refused(model):
+    told = refusal(Config(parallel=ParallelConfig(pipeline_parallel_size=9)), model)
+    assert told.startswith("--pipeline-parallel-size: 9 stages cannot share the model's ")
+
+
 @pytest.mark.parametrize(
     ("parallel", "told"),
     [
+        (
+            {"pipeline_parallel_size": 9, "data_parallel_size": 3, "tensor_parallel_size": 2},
+            "--pipeline-parallel-size: 9 times --data-parallel-size 3 times "
+            "--tensor-parallel-size 2 are 54 ranks",
+        ),
         (
             {"tensor_parallel_size": 2**30},
             "--tensor-parallel-size: 1073741824 times --data-parallel-size 1 are 1073741824 ranks; "

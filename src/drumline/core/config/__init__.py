@@ -73,6 +73,15 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     frontend: FrontendConfig = FrontendConfig()
     process: ProcessConfig = ProcessConfig()
 
+    @property
+    def in_flight_depth(self) -> int:
+        """Forwards dispatched ahead of their commit; a performance knob only.
+
+        A pipeline has one for each stage, whatever was said of overlapping.
+        """
+        stages = self.parallel.pipeline_parallel_size
+        return int(self.schedule.overlap_schedule) if stages == 1 else stages
+
     def __post_init__(self) -> None:
         first, ranks = self.frontend.zmq_engine_index, self.parallel.data_parallel_size
         if first + ranks > _MOST_ENGINES:

@@ -36,6 +36,14 @@ class ParallelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             extra=flags("--tp", "--tp-size", "--attn-tp-size", "-tp"),
         ),
     ] = 1
+    pipeline_parallel_size: Annotated[
+        Positive,
+        Meta(
+            description="stages that a forward passes one after the other, each with some of the "
+            "layers, on --tensor-parallel-size ranks",
+            extra=flags("--pp", "--pp-size", "-pp"),
+        ),
+    ] = 1
     data_parallel_size: Annotated[
         Positive,
         Meta(
@@ -98,7 +106,7 @@ class ParallelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     @property
     def world_size(self) -> int:
         """How many ranks there are."""
-        return self.tensor_parallel_size * self.data_parallel_size
+        return self.tensor_parallel_size * self.pipeline_parallel_size * self.data_parallel_size
 
     @property
     def nodes(self) -> int:

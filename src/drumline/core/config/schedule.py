@@ -100,8 +100,3 @@ class ScheduleConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             "answered 429; any number by default",
         ),
     ] = None
-
-    @property
-    def in_flight_depth(self) -> int:
-        """Forwards dispatched ahead of their commit; a performance knob only."""
-        return int(self.overlap_schedule)

@@ -181,7 +181,7 @@ inline void gathered(const Heads& heads, const Batch& batch, const Work& work, i
 }
 
 // Layers [first, last) of the model, `x` being `[tokens, hidden]`; before the first one, ids
-// become vectors. A forward run in several calls comes to the same.
+// become vectors, unless there are none: then `x` is what other layers made of them. A forward run in several calls comes to the same.
 inline void run_layers(Machine& machine, const Model& model, const Batch& batch, float* x, int64_t first, int64_t last) {
   constexpr int kPhases = 5;
   const Heads& heads = model.heads;
@@ -203,7 +203,7 @@ inline void run_layers(Machine& machine, const Model& model, const Batch& batch,
     Scratch& memory = machine.scratch[member];
     const int64_t begin = tokens * member / members, end = tokens * (member + 1) / members;
     for (int64_t t = begin; t < end; t++) {
-      if (first == 0) dequantize(model.embedding, batch.ids[t], x + t * model.hidden);
+      if (first == 0 && batch.ids) dequantize(model.embedding, batch.ids[t], x + t * model.hidden);
       for (int64_t i = 0; i < half; i++) {
         const float angle = static_cast<float>(batch.positions[t]) * model.frequencies[i];
         angles[t * heads.size + i] = std::cos(angle);

@@ -1,13 +1,14 @@
 """The Llama-like decoder: Llama, SmolLM2, Mistral, Qwen2 and Qwen3.
 
 The families differ in biases, in norms on queries and keys, in rope and in
-windows; `DecoderConfig` says which of them a checkpoint has. A rank of a
-tensor-parallel group builds its `Shard` of it.
+windows; `DecoderConfig` says which of them a checkpoint has. A rank builds its `Shard`
+of it: a stage's layers, and of these its tensor-parallel part.
 """
 
 from torch import Tensor
 
 from drumline.contract.specs import HistoryNeed
+from drumline.core.errors import InvariantError
 from drumline.device.attention import Attention, AttentionBatch, LayerFence
 from drumline.device.blocks import Apportioned, whole
 from drumline.device.layers import (
@@ -55,7 +56,7 @@ class SelfAttention:
         out: Linear,
         norms: tuple[RmsNorm, RmsNorm] | None,
     ) -> None:
-        self._index = index
+        self._index = index - shard.layers.start  # in this rank's pool
         self._qkv = qkv
         self._out = out
         self._norms = norms
@@ -107,8 +108,22 @@ class DecoderLayer:
         return (x + self._mlp(self._mlp_norm(x)),)
 
 
+class Top:
+    """What stands above the last layer."""
+
+    __slots__ = ("head", "norm")
+
+    def __init__(self, norm: RmsNorm, head: Linear) -> None:
+        self.norm = norm
+        self.head = head
+
+
 class Decoder:
-    """The whole model: token ids in, logits out."""
+    """A model, token ids in, logits out; or a stage of it.
+
+    The first stage alone has an `embedding`, the last alone a `top`. Between them goes what a
+    layer made of each token.
+    """
 
     history: HistoryNeed | None = None
     """These models read no tokens but those they are fed."""
@@ -116,19 +131,17 @@ class Decoder:
     __slots__ = (
         "_apportioned",
         "_embedding",
-        "_head",
         "_layers",
-        "_norm",
         "_rotary",
+        "_top",
         "program",
     )
 
     def __init__(
         self,
-        embedding: Vectors,
+        embedding: Vectors | None,
         layers: list[DecoderLayer],
-        norm: RmsNorm,
-        head: Linear,
+        top: Top | None,
         rotary: Rotary,
         apportioned: Apportioned = whole,
         program: Program | None = None,
@@ -138,8 +151,7 @@ class Decoder:
         self._apportioned = apportioned
         self._embedding = embedding
         self._layers = layers
-        self._norm = norm
-        self._head = head
+        self._top = top
         self._rotary = rotary
 
     def forward(
@@ -159,19 +171,19 @@ class Decoder:
 
     def hidden(
         self,
-        ids: Tensor,
+        fed: Tensor,
         batch: AttentionBatch,
         attention: Attention,
         fence: LayerFence | None = None,
     ) -> Tensor:
         """Compute one ragged batch and return what the last layer made of each token.
 
-        `ids` has a token an entry. A layer's part of what is loaded is waited for before it
-        attends.
+        `fed` are token ids, an entry each, or what the stage before made of them. A layer's part
+        of what is loaded is waited for before it attends.
         """
         if self.program is not None:
-            return self.program.hidden(ids, batch, attention.pool, fence)
-        x = self._embedding(ids)
+            return self.program.hidden(fed, batch, attention.pool, fence)
+        x = fed if self._embedding is None else self._embedding(fed)
 
         def angles(positions: Tensor) -> tuple[Tensor, ...]:
             return self._rotary.angles(positions, x.dtype)
@@ -186,7 +198,7 @@ class Decoder:
 
     def normed(self, hidden: Tensor) -> Tensor:
         """Return in float32 what the head is fed of tokens that `hidden` returned."""
-        return self._apportioned(self._last_norm, hidden)[0]
+        return self._apportioned(self._normed, hidden)[0]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return float32 logits, `[rows, vocab]`, of tokens that `hidden` returned.
@@ -195,13 +207,19 @@ class Decoder:
         """
         if self.program is not None:
             return self.program.logits(hidden)
-        return self._apportioned(self._top, hidden)[0]
+        return self._apportioned(self._headed, hidden)[0]
 
-    def _last_norm(self, x: Tensor) -> tuple[Tensor]:
-        return (self._norm(x).float(),)
+    def _normed(self, x: Tensor) -> tuple[Tensor]:
+        return (self._above.norm(x).float(),)
 
-    def _top(self, x: Tensor) -> tuple[Tensor]:
-        return (self._head(self._norm(x)).float(),)
+    def _headed(self, x: Tensor) -> tuple[Tensor]:
+        return (self._above.head(self._above.norm(x)).float(),)
+
+    @property
+    def _above(self) -> Top:
+        if self._top is None:
+            raise InvariantError("the last stage alone has a head")
+        return self._top
 
 
 def weight_count(config: DecoderConfig, shard: Shard | None = None) -> int:
@@ -210,5 +228,7 @@ def weight_count(config: DecoderConfig, shard: Shard | None = None) -> int:
     heads = 2 * len(shard.heads) + 2 * len(shard.kv_heads)
     attention = config.hidden_size * config.head_dim * heads
     mlp = 3 * config.hidden_size * len(shard.inner)
-    embeddings = (1 if config.tied_embeddings else 2) * len(shard.vocab) * config.hidden_size
-    return config.layers * (attention + mlp) + embeddings
+    tables = int(shard.first) + int(shard.last)
+    if config.tied_embeddings and tables == 2:  # noqa: PLR2004 - one table serves as both
+        tables = 1
+    return len(shard.layers) * (attention + mlp) + tables * len(shard.vocab) * config.hidden_size

@@ -26,7 +26,7 @@ from drumline.device.layers import (
     stretched_frequencies,
 )
 from drumline.device.models.config import DecoderConfig, LinearRope, Llama3Rope
-from drumline.device.models.decoder import Decoder, DecoderLayer, SelfAttention
+from drumline.device.models.decoder import Decoder, DecoderLayer, SelfAttention, Top
 from drumline.device.models.shard import Shard, shard_of
 from drumline.device.native_attention import fits
 from drumline.device.packed import GROUP, PackedEmbedding, PackedLinear, PackedRows, packable
@@ -157,15 +157,16 @@ def load_decoder(
     store: WeightStore,
     group: TensorGroup | None = None,
     apportioned: Apportioned = whole,
+    shard: Shard | None = None,
 ) -> tuple[Decoder, dict[str, PackedRows]]:
     """Build this rank's part of the decoder from a checkpoint, its weights in `store`.
 
-    Without a `group` that is all of it. No second copy of a weight is kept. Returned with it
-    are the weights that were packed, by their names. Raises ConfigError naming the file of a
-    missing or misshapen tensor.
+    Without a `group` and a `shard` that is all of it. No second copy of a weight is kept.
+    Returned with it are the weights that were packed, by their names. Raises ConfigError naming
+    the file of a missing or misshapen tensor.
     """
     group = group or Alone()
-    shard = shard_of(config, group.index, group.size)
+    shard = shard or shard_of(config, group.index, group.size)
     load = _Loader(source, backend, group, store)
     # A block of the feed-forward's inner values is one of gates beside one of ups.
     paired = backend.machine is not None and len(shard.inner) % GROUP == 0
@@ -193,16 +194,22 @@ def load_decoder(
             else None,
         )
 
-    embedding = load.vocabulary("model.embed_tokens", shard.vocab, config.hidden_size)
-    layers = [layer(index) for index in range(config.layers)]
-    top_norm = norm("model.norm", config.hidden_size)
-    head = embedding
-    if not config.tied_embeddings:
-        head = load.vocabulary("lm_head", shard.vocab, config.hidden_size)
+    def vectors(name: str) -> Tensor | PackedLinear:
+        return load.vocabulary(name, shard.vocab, config.hidden_size)
+
+    embedding = vectors("model.embed_tokens") if shard.first else None
+    layers = [layer(index) for index in range(shard.layers.start, shard.layers.stop)]
+    top_norm, head = None, None
+    if shard.last:
+        top_norm = norm("model.norm", config.hidden_size)
+        if not config.tied_embeddings:
+            head = vectors("lm_head")
+        else:
+            head = vectors("model.embed_tokens") if embedding is None else embedding
     frequencies = _frequencies(config, source, store.device)
     program = None
     if paired and group.size == 1 and backend.machine is not None:
-        weights = _all_packed(config, layers, embedding, head, top_norm, frequencies)
+        weights = _all_packed(config, shard, layers, embedding, head, top_norm, frequencies)
         program = None if weights is None else Program(backend.machine, weights)
     if load.unpacked:
         _log.warning(
@@ -211,10 +218,12 @@ def load_decoder(
             load.unpacked[0],
         )
     decoder = Decoder(
-        load.embedding(embedding, shard.vocab),
-        [_layer(config, shard, index, parts) for index, parts in enumerate(layers)],
-        top_norm,
-        load.head(head, shard),
+        None if embedding is None else load.embedding(embedding, shard.vocab),
+        [
+            _layer(config, shard, index, parts)
+            for index, parts in enumerate(layers, shard.layers.start)
+        ],
+        None if head is None or top_norm is None else Top(top_norm, load.head(head, shard)),
         Rotary(frequencies),
         apportioned,
         program,
@@ -233,17 +242,19 @@ def _layer(config: DecoderConfig, shard: Shard, index: int, parts: _LayerParts) 
 
 def _all_packed(
     config: DecoderConfig,
+    shard: Shard,
     layers: list[_LayerParts],
-    embedding: Tensor | PackedLinear,
-    head: Tensor | PackedLinear,
-    norm: RmsNorm,
+    embedding: Tensor | PackedLinear | None,
+    head: Tensor | PackedLinear | None,
+    norm: RmsNorm | None,
     frequencies: Tensor,
 ) -> ModelWeights | None:
-    """Return the model's weights if all of them are packed, and one call can compute it."""
+    """Return this stage's weights if all of them are packed, and one call can compute it."""
     if not fits(config.heads, config.kv_heads, config.head_dim):
         return None
     made = []
-    for parts, window in zip(layers, config.windows, strict=True):
+    windows = config.windows[shard.layers.start : shard.layers.stop]
+    for parts, window in zip(layers, windows, strict=True):
         qkv, out, gate_up, down = parts.qkv, parts.out, parts.gate_up, parts.down
         if not isinstance(qkv, PackedLinear) or not isinstance(out, PackedLinear):
             return None
@@ -263,13 +274,13 @@ def _all_packed(
                 window,
             )
         )
-    if not isinstance(embedding, PackedLinear) or not isinstance(head, PackedLinear):
+    if isinstance(embedding, Tensor) or isinstance(head, Tensor):
         return None
     return ModelWeights(
         made,
         embedding,
         head,
-        norm.weight,
+        None if norm is None else norm.weight,
         frequencies,
         config.heads,
         config.kv_heads,

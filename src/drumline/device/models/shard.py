@@ -1,5 +1,7 @@
-"""Which part of a decoder a rank of a tensor-parallel group holds.
+"""Which part of a decoder a rank holds: some layers, and of each a tensor-parallel part.
 
+Layers go in stages that follow each other, as even as can be. The last stage, which computes
+the head beside its own, has no more than any other.
 Heads go whole, with the KV head that they share; where there are fewer KV heads than
 ranks, those that share one hold a copy each. Parts need not be of one size: a model of
 nine heads runs on two ranks.
@@ -22,6 +24,18 @@ class Shard(Struct, frozen=True):
     inner: Span
     """Of the feed-forward block."""
     vocab: Span
+    layers: Span
+    """Of all ranks of a stage."""
+
+    @property
+    def first(self) -> bool:
+        """Whether it begins with tokens, and so has their vectors."""
+        return self.layers.start == 0
+
+    @property
+    def last(self) -> bool:
+        """Whether it ends with the head."""
+        return self.layers.stop == self.layers.whole
 
     @property
     def widest_vocab(self) -> int:
@@ -29,11 +43,18 @@ class Shard(Struct, frozen=True):
         return -(-self.vocab.whole // self.size)
 
 
-def shard_of(config: DecoderConfig, index: int = 0, size: int = 1) -> Shard:
-    """Return the part of rank `index` of `size`.
+def shard_of(
+    config: DecoderConfig, index: int = 0, size: int = 1, stage: int = 0, stages: int = 1
+) -> Shard:
+    """Return the part of rank `index` of the `size` of a stage.
 
-    Raises ConfigError where there are more ranks than heads.
+    Raises ConfigError where there are more ranks than heads, or more stages than layers.
     """
+    if stages > config.layers:
+        raise ConfigError(
+            "--pipeline-parallel-size",
+            f"{stages} stages cannot share the model's {config.layers} layers; at most one a layer",
+        )
     heads, kv_heads = config.heads, config.kv_heads
     if size > heads:
         raise ConfigError(
@@ -57,12 +78,23 @@ def shard_of(config: DecoderConfig, index: int = 0, size: int = 1) -> Shard:
         min((index + 1) * step, config.vocab_size),
         config.vocab_size,
     )
-    return Shard(index, size, queries, kv, _even(config.intermediate_size, index, size), vocab)
+    inner = _even(config.intermediate_size, index, size)
+    layers = Span(
+        -(-config.layers * stage // stages),
+        -(-config.layers * (stage + 1) // stages),
+        config.layers,
+    )
+    return Shard(index, size, queries, kv, inner, vocab, layers)
 
 
 def most_kv_heads(config: DecoderConfig, size: int) -> int:
     """Return the KV heads of the rank that holds most."""
     return max(1, -(-config.kv_heads // size))
+
+
+def most_layers(config: DecoderConfig, stages: int) -> int:
+    """Return the layers of the stage that holds most."""
+    return -(-config.layers // stages)
 
 
 def _even(whole: int, index: int, size: int) -> Span:
