@@ -67,7 +67,7 @@ def answer(lookback, prompt):
 
 @pytest.fixture(params=[None, 0, 1, 3, 20], ids=lambda lookback: f"lookback {lookback}")
 def model(request, checkpoint, monkeypatch):
-    monkeypatch.setattr(weight_loader, "load_decoder", lambda *_: LookingBack(request.param))
+    monkeypatch.setattr(weight_loader, "load_decoder", lambda *_: (LookingBack(request.param), {}))
     device = SmallDevice(checkpoint("llama")[1], pages=30, rows=3)
     yield request.param, device
     device.close()
