@@ -102,7 +102,7 @@ def test_sleep_of_level_2_keeps_no_weights_and_serves_again_once_they_are_loaded
     assert refused.status_code == 503
     assert "the weights were dropped, and none are loaded" in refused.json()["error"]["message"]
     assert http.get("/readiness").status_code == 503
-    done(http, "/update_weights_from_disk", model_path=str(find_model(None).path))
+    done(http, "/update_weights_from_disk")
     done(http, "/wake_up", tags=["kv_cache"])
     assert http.get("/readiness").status_code == 200
     assert complete(http, prompt) == text

@@ -1,9 +1,12 @@
 """The routes by which trainers change weights while the engine serves, under SGLang's names."""
 
+import asyncio
 from typing import Annotated, Any
 
 from msgspec import Meta, Raw, Struct
 
+from drumline.core.errors import ConfigError, RequestError
+from drumline.core.model_files import find_model
 from drumline.frontend.engine_control import Outcome
 from drumline.frontend.operation import Nothing, Operation, Route, Turns
 from drumline.frontend.service import Service
@@ -24,7 +27,8 @@ def weight_routes(service: Service) -> list[Route]:
 
     async def disk(asked: _Disk) -> Outcome:
         version, flush = asked.weight_version, asked.flush_cache
-        fields = asked.model_path, asked.load_format, version, flush
+        path = asked.model_path or service.engine.weight_path or await _started_with(service)
+        fields = path, asked.load_format, version, flush
         return await load("update_weight_from_disk", asked, *fields)
 
     async def tensors(asked: _Tensors) -> Outcome:
@@ -80,6 +84,16 @@ def weight_routes(service: Service) -> list[Route]:
     ]
 
 
+async def _started_with(service: Service) -> str:
+    """Return where the weights lie that were loaded first. Raises RequestError 400 if nowhere."""
+    try:
+        # Where a name stands for files, finding them may take a while.
+        found = await asyncio.to_thread(find_model, service.config.model.model)
+    except ConfigError as error:
+        raise RequestError(400, str(error), param="model_path") from None
+    return str(found.path)
+
+
 class _Load(Struct, forbid_unknown_fields=True, kw_only=True):
     """What loads of every kind are told."""
 
@@ -89,7 +103,8 @@ class _Load(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class _Disk(_Load):
-    model_path: str
+    model_path: str | None = None
+    """What was loaded last by default."""
     load_format: str | None = None
 
 

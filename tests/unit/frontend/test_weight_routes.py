@@ -8,7 +8,8 @@ import pytest
 from tests.fakes.http import run, served, until
 from tests.fakes.workers import served_by_workers
 
-from drumline.core.config import ServerConfig
+from drumline.core.config import Config, ModelConfig, ServerConfig
+from drumline.core.model_files import find_model
 from drumline.frontend.health import health_of
 from drumline.frontend.service import Timings
 from drumline.wire.frames import MOST_TENSOR_BYTES
@@ -61,9 +62,9 @@ async def test_a_load_that_is_refused_leaves_the_engine_serving(embedded):
         reply = await it.http.post("/update_weights_from_disk", json={"model_path": "/new"})
         assert (reply.status_code, reply.json()) == (400, {"success": False, "message": "no"})
         assert asked(it.fake)[-1] == ("resume_scheduler",)
-        reply = await it.http.post("/update_weights_from_disk", json={})
+        reply = await it.http.post("/update_weights_from_disk", json={"path": "/new"})
         assert reply.status_code == 400
-        assert "missing required field `model_path`" in reply.json()["error"]["message"]
+        assert "unknown field `path`" in reply.json()["error"]["message"]
 
 
 @run
@@ -227,6 +228,24 @@ async def test_a_group_is_joined_and_left_without_a_pause(embedded):
             ("update_weight_version", "7"),
         ]
         assert it.service.engine.weight_version == "7"
+
+
+@run
+async def test_a_load_of_no_name_is_of_what_was_loaded_last(embedded):
+    async with served(embedded) as it:
+        for body, path in (
+            ({}, str(find_model(None).path)),
+            ({"model_path": "/new"}, "/new"),
+            ({"flush_cache": False}, "/new"),
+        ):
+            it.fake.calls.clear()
+            await it.http.post("/update_weights_from_disk", json=body)
+            assert asked(it.fake)[1][:2] == ("update_weight_from_disk", path)
+        it.service.engine.weight_path = None
+        it.service.config = Config(model=ModelConfig(model="/gone"))
+        reply = await it.http.post("/update_weights_from_disk")
+        assert reply.status_code == 400
+        assert "/gone" in reply.json()["error"]["message"]
 
 
 @run
