@@ -181,6 +181,31 @@ async def test_what_an_operator_does_at_one_worker_holds_at_all(embedded):
 
 
 @run
+async def test_every_worker_knows_that_the_weights_were_dropped_and_that_others_came(embedded):
+    unloaded = {"is_unloaded": "false"}
+
+    def answer(method, *args):
+        return True, unloaded.get(method, "")
+
+    async with served_by_workers(embedded, on_call=answer) as server:
+        one, other = server.workers
+
+        async def ready():
+            return [(await each.http.get("/readiness")).status_code for each in server.workers]
+
+        assert await ready() == [200, 200]
+        assert (await one.http.post("/sleep?level=2")).json()["success"]
+        assert server.fake.calls[-1] == ("release_memory_occupation", None, True)
+        await until(lambda: one.service.engine.unloaded and other.service.engine.unloaded)
+        assert await ready() == [503, 503]
+        loaded = await other.http.post("/update_weights_from_disk", json={"model_path": "x"})
+        assert loaded.json()["success"]
+        await until(lambda: not one.service.engine.unloaded)
+        await until(lambda: not other.service.engine.unloaded)
+        assert await ready() == [200, 200]
+
+
+@run
 async def test_states_settings_and_profiles_go_through_a_worker(embedded):
     def answer(method, *args):
         return (True, '{"waiting": 3}' if "internal_state" in method else "recorded")
