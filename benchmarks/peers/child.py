@@ -100,3 +100,15 @@ class Child:
             if stream is not None:
                 with contextlib.suppress(OSError):  # what was not read any more
                     stream.close()
+
+
+def cpu_s(pid: int) -> float:
+    """Return the processor time of a process and those below it so far, in seconds."""
+    total = 0.0
+    with contextlib.suppress(psutil.NoSuchProcess):
+        root = psutil.Process(pid)
+        for each in (root, *root.children(recursive=True)):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                times = each.cpu_times()
+                total += times.user + times.system
+    return total

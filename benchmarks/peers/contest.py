@@ -4,12 +4,14 @@ import statistics
 from collections.abc import Callable, Sequence
 
 from benchmarks.peers.bars import Bar, Contest
+from benchmarks.peers.child import cpu_s
 from benchmarks.peers.engine import Engine, PeerFailed
 from benchmarks.peers.figures import FIGURES
 from benchmarks.peers.report import Row
 from benchmarks.peers.work import WARM, WORKS, Sizes, Work
 
 Say = Callable[[str], None]
+_CPU = "cpu s"
 _Taken = dict[tuple[str, str], list[float]]
 
 
@@ -77,11 +79,14 @@ def _ask(
 ) -> None:
     for side in (0, 1) if index % 2 == 0 else (1, 0):
         for work in works:
+            engine = engines[side]
+            before = cpu_s(engine.pid)
             if side == 0:
                 with _Ours():
-                    answers = engines[side].measure(work)
+                    answers = engine.measure(work)
             else:
-                answers = engines[side].measure(work)
+                answers = engine.measure(work)
+            taken[side].setdefault((work.name, _CPU), []).append(cpu_s(engine.pid) - before)
             for figure in bars.get(work.name, ()):
                 value = FIGURES[figure](work, answers)
                 taken[side].setdefault((work.name, figure), []).append(value)
@@ -113,6 +118,7 @@ def _rows(
             bar=bar,
             failed=failed,
             runs=(taken[0].get((work, figure), []), taken[1].get((work, figure), [])),
+            cpu=(_median(taken[0].get((work, _CPU))), _median(taken[1].get((work, _CPU)))),
         )
         for work, figures in bars.items()
         for figure, bar in figures.items()

@@ -29,6 +29,10 @@ class Answer(Struct, frozen=True):
 class Engine(Protocol):
     """One engine with one model, reached in one way."""
 
+    @property
+    def pid(self) -> int:
+        """The process at the top of its tree. Raises PeerFailed where it does not run."""
+
     def start(self) -> None:
         """Start it and wait until it serves. Raises PeerFailed."""
 

@@ -22,11 +22,22 @@ class Row(Struct, frozen=True, kw_only=True):
     """Why there is no figure of the peer."""
     runs: tuple[list[float], list[float]] = ([], [])
     """What the medians are of, drumline's and the peer's."""
+    cpu: tuple[float | None, float | None] = (None, None)
+    """Processor seconds that the work cost either side's processes."""
 
     @property
     def ratio(self) -> float | None:
         """drumline's figure as a multiple of the peer's."""
         return self.ours / self.theirs if self.ours is not None and self.theirs else None
+
+    @property
+    def cpu_ratio(self) -> float | None:
+        """drumline's processor time as a multiple of the peer's.
+
+        What a busy machine changes least, with one thread: several wait for each other by spinning.
+        """
+        ours, theirs = self.cpu
+        return ours / theirs if ours and theirs else None
 
     @property
     def verdict(self) -> str:
@@ -38,7 +49,7 @@ class Row(Struct, frozen=True, kw_only=True):
         return "holds" if self.bar.holds(self.ratio) else "misses"
 
 
-_TITLES = ("work", "figure", "drumline", "peer", "", "ratio", "bar", "")
+_TITLES = ("work", "figure", "drumline", "peer", "", "cpu", "ratio", "bar", "")
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -58,7 +69,7 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join([*lines, *reasons])
 
 
-_RIGHT = {2, 4, 5, 6}
+_RIGHT = {2, 4, 5, 6, 7}
 
 
 def _cells(row: Row) -> tuple[str, ...]:
@@ -68,6 +79,7 @@ def _cells(row: Row) -> tuple[str, ...]:
         _number(row.ours),
         f"{row.peer} ({row.peer_is})",
         _number(row.theirs),
+        "" if row.cpu_ratio is None else f"{row.cpu_ratio:.2f}",
         "" if row.ratio is None else f"{row.ratio:.2f}",
         "" if row.bar is None else str(row.bar),
         row.verdict,
@@ -92,6 +104,8 @@ def as_json(rows: Sequence[Row]) -> list[dict[str, Any]]:
             "peer_is": row.peer_is,
             "peer_figure": row.theirs,
             "ratio": row.ratio,
+            "cpu_s": row.cpu,
+            "cpu_ratio": row.cpu_ratio,
             "bar": None if row.bar is None else str(row.bar),
             "verdict": row.verdict,
             "failed": row.failed,

@@ -20,6 +20,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from drumline.client.calls import Calls
 from drumline.client.deltas import deltas
+from drumline.client.inbox import Inbox
 from drumline.client.places import beside, endpoint
 from drumline.client.receiver import Into, R, Receiver
 from drumline.client.reports import Reports
@@ -79,7 +80,8 @@ class EngineClient:
         self._roll = Roll(engines)
         self._init = b""
         self._context = zmq.asyncio.Context()
-        self._sockets: list[zmq.asyncio.Socket] = []
+        self._sockets: list[zmq.Socket[Any]] = []
+        self._outputs: Inbox | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._failure: str | None = None
         self.closed = asyncio.Event()
@@ -107,7 +109,7 @@ class EngineClient:
         try:
             handshake = self._bound(zmq.ROUTER, address)
             requests = self._bound(zmq.ROUTER, beside(address, "-in.sock"))
-            outputs = self._bound(zmq.PULL, beside(address, "-out.sock"))
+            outputs = self._bound_plain(zmq.PULL, beside(address, "-out.sock"))
         except zmq.ZMQError as error:
             await self.close()
             raise ConfigError(address, f"cannot be bound: {error.strerror}") from None
@@ -122,9 +124,9 @@ class EngineClient:
             self._greet(handshake),
             self._register(requests),
             self._watch(monitor),
-            self._receive(outputs),
         ):
             self._spawn(work)
+        self._outputs = Inbox(outputs, self._heard, self._broke)
         return endpoint(handshake)
 
     async def ready(self, timeout_s: float) -> Registration:
@@ -153,6 +155,8 @@ class EngineClient:
             for engine in range(self._engines):
                 self._send(engine, abort_frames(live))
         self._fail("the client was closed")
+        if self._outputs is not None:
+            self._outputs.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -336,18 +340,15 @@ class EngineClient:
             if engine is not None:
                 self._fail(f"engine {engine} is gone: its connection ended")
 
-    async def _receive(self, outputs: zmq.asyncio.Socket) -> None:
-        while True:
-            frames = await outputs.recv_multipart()
-            if frames[0] == ENGINE_CORE_DEAD:
-                self._fail("the engine stopped")
-                continue
-            try:
-                self._deliver(self._roll.decode(frames[0]))
-            except MalformedFrameError as error:
-                self._dropped("output", error)
-            # A flood of batches must not keep the consumers from running.
-            await asyncio.sleep(0)
+    def _heard(self, frame: bytes) -> None:
+        """Take an engine's output."""
+        if frame == ENGINE_CORE_DEAD:
+            self._fail("the engine stopped")
+            return
+        try:
+            self._deliver(self._roll.decode(frame))
+        except MalformedFrameError as error:
+            self._dropped("output", error)
 
     def _deliver(self, output: Output) -> None:
         """Cut an output into its streams. Raises MalformedFrameError for one to drop whole."""
@@ -405,11 +406,20 @@ class EngineClient:
 
     def _bound(self, kind: int, address: str) -> zmq.asyncio.Socket:
         socket = self._context.socket(kind)
+        self._bind(socket, address)
+        return socket
+
+    def _bound_plain(self, kind: int, address: str) -> "zmq.Socket[bytes]":
+        """Bind a socket that nobody awaits."""
+        socket: zmq.Socket[bytes] = zmq.Socket(self._context, kind)
+        self._bind(socket, address)
+        return socket
+
+    def _bind(self, socket: "zmq.Socket[Any]", address: str) -> None:
         self._sockets.append(socket)
         socket.set_hwm(0)
         socket.ipv6 = "[" in address
         socket.bind(address)
-        return socket
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -418,8 +428,11 @@ class EngineClient:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("the link to the engine broke", exc_info=error)
-            self._fail(f"the link to the engine broke: {error}")
+            self._broke(error)
+
+    def _broke(self, error: BaseException) -> None:
+        log.error("the link to the engine broke", exc_info=error)
+        self._fail(f"the link to the engine broke: {error}")
 
 
 @contextmanager

@@ -1,7 +1,8 @@
 """Where a client's sockets bind, and where engines dial them."""
 
+from typing import Any
+
 import zmq
-import zmq.asyncio
 
 from drumline.core.errors import ConfigError
 
@@ -20,7 +21,7 @@ def beside(address: str, suffix: str) -> str:
     return f"tcp://{host}:*"
 
 
-def endpoint(socket: zmq.asyncio.Socket) -> str:
+def endpoint(socket: "zmq.Socket[Any]") -> str:
     """Return where a bound socket is dialled, its port included."""
     place: bytes = socket.getsockopt(zmq.LAST_ENDPOINT)  # type: ignore[assignment]  # bytes option
     return place.rstrip(b"\0").decode()

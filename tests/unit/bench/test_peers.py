@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import json
+import os
 import sys
 
 import psutil
@@ -101,6 +102,8 @@ class Played:
         self.seconds = seconds
         self.fails_at = fails_at
 
+    pid = os.getpid()
+
     def start(self):
         self.notes.append(f"{self.name} starts")
         if self.fails_at == "start":
@@ -193,10 +196,10 @@ def test_a_failure_of_drumline_is_no_failure_of_the_peer(when):
 def test_the_median_of_the_runs_counts_and_all_are_written():
     row = Row(
         work="W1", figure="decode tok/s", ours_is="a", peer="b", peer_is="c", ours=350.2,
-        theirs=150.0, bar=Bar(2.2), runs=([1.0, 350.2, 400.0], [150.0]),
+        theirs=150.0, bar=Bar(2.2), runs=([1.0, 350.2, 400.0], [150.0]), cpu=(2.0, 4.0),
     )  # fmt: skip
     assert table([row]).splitlines()[1].split() == [
-        *("W1", "decode", "tok/s", "350", "b", "(c)", "150", "2.33", "≥", "2.2", "holds"),
+        *("W1", "decode", "tok/s", "350", "b", "(c)", "150", "0.50", "2.33", "≥", "2.2", "holds"),
     ]
     (written,) = json.loads(json.dumps(as_json([row])))
     assert written["ratio"] == pytest.approx(350.2 / 150)
