@@ -1,5 +1,6 @@
 """The routes by which operators steer the engine, under the names of several engines."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -62,10 +63,9 @@ def control_routes(service: Service) -> list[Route]:
         adjusted = await control.adjust(asked.server_args)
         return adjusted if isinstance(adjusted, Outcome) else _Adjusted(True, adjusted)
 
-    pause = _Pausing(control)
+    pause, flush = _Pausing(control), _Flushing(control)
     wake = asking(_Tags, lambda asked: control.wake(asked.tags))
-    resume = asking(Nothing, lambda _: control.resume())
-    flush = asking(Nothing, lambda _: control.flush())
+    resume = asking(_Resume, lambda _: control.resume())
     return [
         ("POST", "/pause", asking(_Pause, pause.ending)),
         ("POST", "/pause_generation", asking(_Pause, pause.finishing)),
@@ -78,13 +78,13 @@ def control_routes(service: Service) -> list[Route]:
         ("POST", "/resume_memory_occupation", wake),
         ("GET", "/is_sleeping", asking(Nothing, sleeping)),
         ("GET", "/get_world_size", asking(_WorldAsked, world)),
-        ("GET POST", "/flush_cache", flush),
+        ("GET POST", "/flush_cache", asking(_Flush, flush.trying)),
         ("GET POST", "/get_internal_state", asking(Nothing, states)),
         ("POST", "/set_internal_state", asking(_State, adjust)),
         ("GET POST", "/start_profile", asking(ProfileAsked, control.start_profile)),
         ("GET POST", "/stop_profile", asking(Nothing, lambda _: control.stop_profile())),
         *(("GET POST", path, Plain(_absent)) for path in _ABSENT),
-        ("POST", "/reset_prefix_cache", flush),
+        ("POST", "/reset_prefix_cache", asking(_Reset, flush.once)),
         *weight_routes(service),
     ]
 
@@ -98,6 +98,53 @@ class _Pause(Struct, forbid_unknown_fields=True):
     wait_for_inflight_requests: bool | None = None
     """The older way to say the mode `wait`."""
     clear_cache: bool | None = None
+
+
+class _Resume(Struct, forbid_unknown_fields=True):
+    torch_empty_cache: bool = True
+    """What SGLang's clients may say, and changes nothing here."""
+
+
+_TRIES_S = 0.05
+_LONGEST_S = 600
+
+
+class _Flush(Struct, forbid_unknown_fields=True):
+    timeout: Annotated[float, Meta(ge=0, le=_LONGEST_S)] = 0.0
+    """Seconds for which a flush that is refused is tried again."""
+
+
+class _Reset(Struct, forbid_unknown_fields=True):
+    reset_running_requests: bool = False
+    reset_external: bool = False
+    """Prefixes in other tiers are forgotten in any case."""
+
+
+class _Flushing:
+    """Flushes; the two names differ in what may be said besides."""
+
+    def __init__(self, control: Control) -> None:
+        self._control = control
+
+    async def trying(self, asked: _Flush) -> Outcome:
+        clock = asyncio.get_running_loop().time
+        end = clock() + asked.timeout
+        while True:
+            outcome = await self._control.flush()
+            if outcome.success or clock() >= end:
+                return outcome
+            # What holds pages may end meanwhile.
+            await asyncio.sleep(_TRIES_S)
+
+    async def once(self, asked: _Reset) -> Outcome:
+        if asked.reset_running_requests:
+            raise RequestError(
+                501,
+                "prefixes that running requests hold stay; end or finish those before, with /pause",
+                param="reset_running_requests",
+                code="unsupported",
+            )
+        return await self._control.flush()
 
 
 _MODES = {"in_place": "keep"}

@@ -51,7 +51,7 @@ class Control(Protocol):
     async def sleeping(self) -> bool: ...
 
     async def load_weights(
-        self, method: str, args: Sequence[Any], *, version: str | None, abort: bool
+        self, method: str, args: Sequence[Any], *, version: str | None, abort: bool, rests: bool
     ) -> Outcome: ...
 
     async def join_weight_group(self, *args: Any) -> Outcome: ...
@@ -146,12 +146,13 @@ class EngineControl:
         return _any_says_true(await self._replies("is_sleeping"))
 
     async def load_weights(
-        self, method: str, args: Sequence[Any], *, version: str | None, abort: bool
+        self, method: str, args: Sequence[Any], *, version: str | None, abort: bool, rests: bool
     ) -> Outcome:
         """Have all engines serve other weights, or none: `method` with its `args` says which.
 
         Unless the engine is paused already, it is for as long as that takes, so that no answer
-        is of both: what runs is finished before, or ended with `abort`.
+        is of both: what runs is finished before, or ended with `abort`. If it `rests`, it stays
+        paused once they are loaded.
         """
         async with self._loading:
             paused = await self.paused()
@@ -159,6 +160,7 @@ class EngineControl:
                 rested = await self.pause("abort" if abort else "wait")
                 if not rested.success:
                     return rested
+            goes_on = not paused
             try:
                 loaded = await self._asked(method, *args)
                 if not loaded.success:
@@ -170,13 +172,14 @@ class EngineControl:
                     self._engine.weight_version = version
                 if method == _FROM_DISK:
                     self._engine.weight_path = args[0]
+                goes_on &= not rests
                 if self._engine.unloaded:
                     told = await self._replies("is_unloaded")
                     self._engine.unloaded = _any_says_true(told)
                     await self.paused()
                 return loaded
             finally:
-                if not paused:
+                if goes_on:
                     await self.resume()
 
     async def join_weight_group(self, *args: Any) -> Outcome:

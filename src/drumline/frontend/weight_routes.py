@@ -1,7 +1,7 @@
 """The routes by which trainers change weights while the engine serves, under SGLang's names."""
 
 import asyncio
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Raw, Struct
 
@@ -22,8 +22,13 @@ def weight_routes(service: Service) -> list[Route]:
     control, limit = service.control, service.server.max_body_bytes
 
     async def load(method: str, asked: _Load, *fields: Any) -> Outcome:
-        version, abort = asked.weight_version, asked.abort_all_requests
-        return await control.load_weights(method, fields, version=version, abort=abort)
+        return await control.load_weights(
+            method,
+            fields,
+            version=asked.weight_version,
+            abort=asked.abort_all_requests,
+            rests=asked.keep_pause,
+        )
 
     async def disk(asked: _Disk) -> Outcome:
         version, flush = asked.weight_version, asked.flush_cache
@@ -100,6 +105,13 @@ class _Load(Struct, forbid_unknown_fields=True, kw_only=True):
     weight_version: str | None = None
     flush_cache: bool = True
     abort_all_requests: bool = False
+    keep_pause: bool = False
+    """Whether the engine stays paused afterwards."""
+    # What SGLang's clients may say besides, and changes nothing here.
+    is_async: bool = False
+    torch_empty_cache: bool = False
+    recapture_cuda_graph: bool = False
+    token_step: int = 0
 
 
 class _Disk(_Load):
@@ -118,6 +130,8 @@ class _Sent(_Load):
     dtypes: list[str]
     shapes: list[list[int]]
     group_name: str = _GROUP
+    load_format: Literal["auto"] | None = None
+    """Tensors are sent one by one, as they are."""
 
 
 class _Join(Struct, forbid_unknown_fields=True):

@@ -35,6 +35,9 @@ ASKED = [
     ("POST", "/flush_cache", None, ("flush_cache",)),
     ("GET", "/flush_cache", None, ("flush_cache",)),
     ("POST", "/reset_prefix_cache", None, ("flush_cache",)),
+    ("POST", "/reset_prefix_cache?reset_running_requests=false&reset_external=true", None,
+     ("flush_cache",)),
+    ("POST", "/continue_generation", {"torch_empty_cache": True}, ("resume_scheduler",)),
     ("POST", "/stop_profile", None, ("stop_profile",)),
     ("GET", "/stop_profile", None, ("stop_profile",)),
 ]  # fmt: skip
@@ -65,6 +68,21 @@ async def test_a_pause_forgets_prefixes_and_a_sleep_ends_what_runs_where_that_is
         assert (reply.status_code, reply.json()["message"]) == (400, "no room")
         assert it.fake.calls[-1] == ("resume_scheduler",), "it serves on"
         assert (await it.http.post("/sleep?mode=keep")).status_code == 400
+
+
+@run
+async def test_a_flush_that_is_refused_is_tried_again_for_as_long_as_it_may_take(embedded):
+    refusals = [False, False, True, False]
+    async with served(embedded, on_call=lambda *call: (refusals.pop(0), "in use")) as it:
+        reply = await it.http.post("/flush_cache?timeout=5")
+        assert (reply.status_code, reply.json()["success"]) == (200, True)
+        assert len(it.fake.calls) == 3
+        assert (await it.http.post("/flush_cache")).status_code == 400
+        reply = await it.http.post("/reset_prefix_cache?reset_running_requests=true")
+        assert (reply.status_code, reply.json()["error"]["param"]) == (
+            501,
+            "reset_running_requests",
+        )
 
 
 @run
@@ -228,7 +246,8 @@ MALFORMED = [
     ("/start_profile", b'{"num_steps": 0}', "Expected `int` >= 1 - at `$.num_steps`"),
     ("/start_profile?profile_id=..%2Fx", b"", "$.profile_id"),
     ("/stop_profile", b'{"output_dir": "x"}', "unknown field `output_dir`; /stop_profile takes no"),
-    ("/resume?now=1", b"", "unknown field `now`; /resume takes no fields"),
+    ("/resume?now=1", b"", "unknown field `now`; /resume takes torch_empty_cache"),
+    ("/flush_cache?timeout=-1", b"", "$.timeout"),
 ]
 
 

@@ -77,6 +77,18 @@ async def test_the_name_of_the_weights_that_serve_is_told(embedded):
 
 
 @run
+async def test_an_engine_may_stay_paused_after_a_load_and_goes_on_after_one_that_failed(embedded):
+    async with served(embedded) as it:
+        body = {"model_path": "/new", "keep_pause": True, "is_async": False, "token_step": 3,
+                "torch_empty_cache": True, "recapture_cuda_graph": False}  # fmt: skip
+        assert (await it.http.post("/update_weights_from_disk", json=body)).json() == OK
+        assert [call[0] for call in asked(it.fake)] == ["pause_scheduler", LOAD[0]]
+        it.fake.on_call = lambda method, *args: (not method.startswith("update"), "")
+        assert (await it.http.post("/update_weights_from_disk", json=body)).status_code == 400
+        assert asked(it.fake)[-1] == ("resume_scheduler",)
+
+
+@run
 async def test_an_answer_says_which_weights_it_was_computed_with(embedded):
     async def generate():
         body = {"text": "a", "sampling_params": {"max_new_tokens": 4}}
@@ -122,7 +134,8 @@ ASKED = [
     ("/update_weights_from_distributed", NAMED,
      ("update_weights_from_distributed", *NAMED.values(), GROUP, True, None)),
     ("/update_weights_from_distributed",
-     NAMED | {"group_name": "g", "flush_cache": False, "weight_version": "3"},
+     NAMED | {"group_name": "g", "flush_cache": False, "weight_version": "3",
+              "load_format": "auto"},
      ("update_weights_from_distributed", *NAMED.values(), "g", False, "3")),
 ]  # fmt: skip
 

@@ -246,9 +246,9 @@ class SharedControl:
         return bool(await self._asked("sleeping"))
 
     async def load_weights(
-        self, method: str, args: Sequence[Any], *, version: str | None, abort: bool
+        self, method: str, args: Sequence[Any], *, version: str | None, abort: bool, rests: bool
     ) -> Outcome:
-        how = {"version": version, "abort": abort}
+        how = {"version": version, "abort": abort, "rests": rests}
         return await self._outcome("load_weights", method, list(args), **how)
 
     async def join_weight_group(self, *args: Any) -> Outcome:
