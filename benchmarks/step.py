@@ -1,13 +1,13 @@
-"""Time of a model's forward by back end: weights as they are stored beside floats of them.
+"""Time of a model's forward by how it is computed: weights as stored, or floats of some type.
 
     python benchmarks/step.py [--json FILE] [--model MODEL] [--batch 1 16 64] [--context 256]
-        [--threads N]
+        [--threads N] [--ways stored float32 bfloat16 "torch float32" "torch bfloat16"]
 
-Both are built in one process and measured in turn, `--rounds` times, so that they meet the same
+All are built in one process and measured in turn, `--rounds` times, so that they meet the same
 machine; figures are medians, in ms, of decode steps behind `--context` tokens and of a prompt of
 512. `wall` is the time a step takes, `cpu` what its threads compute, waiting for each other by
-spinning included: with one thread it is what a busy machine changes least. The sampler is not
-in it.
+spinning included: with one thread it is what a busy machine changes least. `torch` has linear
+layers by torch, one by one, and attention by the kernels. The sampler is not in it.
 """
 
 import argparse
@@ -21,8 +21,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from msgspec import structs
 
-from drumline.core.config import ModelConfig, Quantization
+from drumline.core.config import Dtype, ModelConfig, Quantization
 from drumline.core.model_files import find_model
 from drumline.device.attention import AttentionBatch
 from drumline.device.backends import chosen
@@ -34,16 +35,22 @@ from drumline.device.parallel import Alone
 from drumline.device.weight_loader import WeightLoader
 
 PROMPT = 512
-WAYS = (Quantization.NONE, Quantization.AUTO)
+WAYS = ("stored", "float32", "bfloat16", "torch float32", "torch bfloat16")
 
 
 class Side:
     """A model with a pool, and rows whose contexts hold whatever the pool does."""
 
-    def __init__(self, asked, quantization):
+    def __init__(self, asked, way):
         checkpoint = open_checkpoint(find_model(asked.model))
         model = checkpoint.config
-        how = chosen(ModelConfig(model=asked.model, quantization=quantization), model, 1)
+        settings = {"quantization": Quantization.AUTO}
+        if way != "stored":
+            settings = {"quantization": Quantization.NONE, "dtype": Dtype(way.split()[-1])}
+        how = chosen(ModelConfig(model=asked.model, **settings), model, 1)
+        if way.startswith("torch"):
+            layers = structs.replace(how.backend, name=way, one_call=False)
+            how = structs.replace(how, backend=layers)
         cpu = torch.device("cpu")
         start = time.perf_counter()
         loader = WeightLoader(
@@ -102,30 +109,30 @@ def main():
     arguments.add_argument("--context", type=int, default=256)
     arguments.add_argument("--rounds", type=int, default=7)
     arguments.add_argument("--threads", type=int)
+    arguments.add_argument("--ways", nargs="*", default=WAYS, choices=WAYS)
     asked = arguments.parse_args()
     if asked.threads:
         torch.set_num_threads(asked.threads)
-    sides = [Side(asked, way) for way in WAYS]
+    sides = {way: Side(asked, way) for way in asked.ways}
     cases = {f"decode {rows}": (rows, 1, asked.context) for rows in asked.batch}
     cases[f"prompt {PROMPT}"] = (1, PROMPT, 0)
-    took = {name: [[] for _ in sides] for name in cases}
+    took = {name: {way: [] for way in sides} for name in cases}
     for turn in range(asked.rounds + 1):
         for name, case in cases.items():
-            for side, times in zip(sides, took[name], strict=True):
+            for way, side in sides.items():
                 time_of = side.feed(*case)
                 if turn:  # the first one grows memory
-                    times.append(time_of)
-    figures = {}
-    for name, both in took.items():
-        wall, cpu = ([statistics.median(t[i] for t in times) for times in both] for i in (0, 1))
-        figures[name] = {
-            "floats": {"wall": round(wall[0], 2), "cpu": round(cpu[0], 2)},
-            "stored": {"wall": round(wall[1], 2), "cpu": round(cpu[1], 2)},
-            "times quicker": {
-                "wall": round(wall[0] / wall[1], 2),
-                "cpu": round(cpu[0] / cpu[1], 2),
-            },
+                    took[name][way].append(time_of)
+    figures = {
+        name: {
+            way: {
+                what: round(statistics.median(each), 2)
+                for what, each in zip(("wall", "cpu"), zip(*times, strict=True), strict=True)
+            }
+            for way, times in ways.items()
         }
+        for name, ways in took.items()
+    }
     report = {
         "benchmark": "step",
         "machine": {
@@ -136,8 +143,8 @@ def main():
             "torch": torch.__version__,
         },
         "model": asked.model or "embedded",
-        "backends": {"floats": sides[0].backend, "stored": sides[1].backend},
-        "load_ms": {"floats": round(sides[0].load_ms), "stored": round(sides[1].load_ms)},
+        "backends": {way: side.backend for way, side in sides.items()},
+        "load_ms": {way: round(side.load_ms) for way, side in sides.items()},
         "context": asked.context,
         "figures": figures,
     }

@@ -22,7 +22,7 @@ from drumline.device.kernels.trial import tried
 from drumline.device.kv import KvPool
 from drumline.device.layers import Backend, TorchLinear
 from drumline.device.models.config import QUANTIZED, DecoderConfig
-from drumline.device.native_attention import POOLS, NativeAttention, fits
+from drumline.device.native_attention import LANES, POOLS, NativeAttention, fits
 
 _log = logging.getLogger(__name__)
 
@@ -65,17 +65,41 @@ def chosen(asked: ModelConfig, model: DecoderConfig, ranks: int) -> Chosen:
         attention = FixedAttention
     machine = None
     attends = dtype in POOLS and fits(model.heads, model.kv_heads, model.head_dim)
+    one_call = (
+        attends and ranks == 1 and _in_lanes(model) and (packs or not _torch_is_better(dtype))
+    )
     if found.kernels is not None:
         machine = Machine(found.kernels, torch.get_num_threads())
         if attends:
             attention = partial(NativeAttention, machine=machine)
             name = f"torch, attention by {found.kernels.name} kernels"
-        if packs:
-            name = f"{found.kernels.name} kernels, weights as stored"
+        if packs or one_call:
+            name = f"{found.kernels.name} kernels" + (", weights as stored" if packs else "")
     if asked.deterministic:
         name += ", deterministic"
-    backend = Backend(name, TorchLinear, attention, machine if packs else None)
+    backend = Backend(
+        name,
+        TorchLinear,
+        attention,
+        machine,
+        packs=packs,
+        one_call=machine is not None and one_call,
+    )
     return Chosen(dtype, backend, in_blocks if asked.deterministic else whole, machine)
+
+
+def _in_lanes(model: DecoderConfig) -> bool:
+    """Whether kernels compute linear layers of the model's sizes, whatever their weights are."""
+    return not model.hidden_size % LANES and not model.intermediate_size % LANES
+
+
+def _torch_is_better(dtype: torch.dtype) -> bool:
+    """Whether torch multiplies by such weights quicker than the kernels do.
+
+    They have nothing for matrix units, whose rate in bfloat16 is a multiple of what any other
+    instruction's is, and which oneDNN uses. Elsewhere they were measured to be the quicker ones.
+    """
+    return dtype == torch.bfloat16 and "amx_bf16" in instruction_sets()
 
 
 def _packs(asked: ModelConfig, model: DecoderConfig, found: Found) -> bool:

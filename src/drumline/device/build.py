@@ -122,7 +122,8 @@ def _build(config: Config, group: TensorGroup, stages: Stages) -> DeviceBuild:
         sampler,
         rows,
         pool.shape,
-        Passage(stages, model.hidden_size, dtype),
+        # Between layers of one call all is float32.
+        Passage(stages, model.hidden_size, torch.float32 if backend.one_call else dtype),
         history,
     )
     cache = HostCache(

@@ -28,13 +28,17 @@ class Linear(Protocol):
 class Backend(Struct, frozen=True):
     """The kernels a model is built on. `linear` takes the weight `[out, in]` and the bias over.
 
-    Weights that are stored as small integers stay so if there is a `machine` to compute them.
+    Weights that are stored as small integers stay so if it `packs`, on its `machine`. If it makes
+    `one_call` of a forward, all others are the machine's too, in place of `linear`: of a model
+    that one rank has and whose sizes are multiples of 8.
     """
 
     name: str
     linear: Callable[[Tensor, Tensor | None], Linear]
     attention: Callable[[KvPool], Attention]
     machine: Machine | None = None
+    packs: bool = False
+    one_call: bool = False
 
 
 class TorchLinear:

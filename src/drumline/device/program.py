@@ -17,16 +17,16 @@ from drumline.device.attention import AttentionBatch, LayerFence
 from drumline.device.kernels.native import Heads, Layer, Machine, Matrix, Model
 from drumline.device.kv import KvPool
 from drumline.device.native_attention import POOLS, PlacedBatch, cache_of
-from drumline.device.packed import PackedLinear
+from drumline.device.native_linear import NativeLinear
 
 
 class LayerWeights(Struct, frozen=True, eq=False):
     """One layer's weights; `gate_up` is paired. Norms are float32."""
 
-    qkv: PackedLinear
-    out: PackedLinear
-    gate_up: PackedLinear
-    down: PackedLinear
+    qkv: NativeLinear
+    out: NativeLinear
+    gate_up: NativeLinear
+    down: NativeLinear
     attention_norm: Tensor
     mlp_norm: Tensor
     query_norm: Tensor | None
@@ -42,8 +42,8 @@ class ModelWeights(Struct, frozen=True, eq=False):
     """
 
     layers: Sequence[LayerWeights]
-    embedding: PackedLinear | None
-    head: PackedLinear | None
+    embedding: NativeLinear | None
+    head: NativeLinear | None
     norm: Tensor | None
     frequencies: Tensor
     heads: int
@@ -53,7 +53,7 @@ class ModelWeights(Struct, frozen=True, eq=False):
 
 
 class Program:
-    """Runs a decoder whose weights are all packed."""
+    """Runs a decoder whose linear layers are all native."""
 
     __slots__ = ("_layers", "_machine", "_model", "_pool", "_weights")
 

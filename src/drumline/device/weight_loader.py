@@ -22,7 +22,7 @@ from drumline.device.models.config import DecoderConfig
 from drumline.device.models.decoder import Decoder, weight_count
 from drumline.device.models.loading import load_decoder
 from drumline.device.models.shard import Shard
-from drumline.device.packed import PackedRows
+from drumline.device.native_linear import PackedRows
 from drumline.device.parallel import TensorGroup
 from drumline.device.weights.gguf import ROPE_FACTORS
 from drumline.device.weights.places import Noted, Place
@@ -80,7 +80,7 @@ class WeightLoader:
     def bytes_of(self, checkpoint: Checkpoint) -> int:
         """Return how much memory this rank's part of a checkpoint takes."""
         whole = self._count * self._dtype.itemsize
-        if self._backend.machine is None:
+        if not self._backend.packs:
             return whole
         spared = checkpoint.weights.spared_bytes(self._dtype.itemsize)
         return whole - spared * self._count // self._whole

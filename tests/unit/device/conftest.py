@@ -16,6 +16,10 @@ from drumline.core.config import CacheConfig, Config, Dtype, ModelConfig, Schedu
 from drumline.device.build import build
 from drumline.device.data_plane import QueuedDataPlane
 from drumline.device.forward_thread import ForwardThread
+from drumline.device.kernels.native import Machine, find_kernels
+from drumline.device.kernels.trial import tried
+from drumline.device.layers import Backend, TorchLinear
+from drumline.device.native_attention import NativeAttention
 
 SIZES = {
     "vocab_size": 320,
@@ -81,6 +85,29 @@ def checkpoint(tmp_path_factory):
         return made[family]
 
     return of
+
+
+@pytest.fixture(scope="session")
+def kernels():
+    found = find_kernels(tried)
+    assert found.kernels is not None, found.why_none
+    return found.kernels
+
+
+@pytest.fixture(scope="session")
+def machine(kernels):
+    return Machine(kernels, 1)
+
+
+def native(machine, *, packs=True, one_call=True):
+    return Backend(
+        "native",
+        TorchLinear,
+        lambda pool: NativeAttention(pool, machine),
+        machine,
+        packs=packs,
+        one_call=one_call,
+    )
 
 
 def ints(*values):

@@ -36,13 +36,6 @@ MODEL = DecoderConfig(
 )
 
 
-@pytest.fixture(scope="module")
-def kernels():
-    found = find_kernels(tried)
-    assert found.kernels is not None, found.why_none
-    return found.kernels
-
-
 def test_the_best_variant_of_this_processor_passes_its_trial(kernels):
     assert kernels.name in {v.name for v in VARIANTS if v.needs <= instruction_sets()}
 
@@ -152,6 +145,8 @@ def test_a_trial_notices_what_is_wrong(kernels, wrong):
                 return None
             return kernels.call(function, *arguments)
 
+        run = type(kernels).run
+
     assert "wrong" in tried(Mistaken())
 
 
@@ -181,15 +176,48 @@ def without_kernels(*_):
 )
 def test_weights_stay_small_integers_unless_floats_were_asked_for(model, stored, dtype, packs):
     how = backends.chosen(asked(**model), stored_as(stored), 1)
-    assert (how.backend.machine is not None) == packs
+    assert how.backend.packs == packs
+    assert how.backend.one_call
     assert ("weights as stored" in how.backend.name) == packs
     if dtype is not None:
         assert str(how.dtype) == f"torch.{dtype}"
 
 
-def stored_as(stored):
+@pytest.mark.parametrize("dtype", [Dtype.FLOAT32, Dtype.BFLOAT16])
+def test_floats_are_computed_by_kernels_as_well(monkeypatch, dtype):
+    monkeypatch.setattr(backends, "instruction_sets", frozenset)
+    how = backends.chosen(asked(dtype=dtype), MODEL, 1)
+    assert how.backend.one_call
+    assert how.backend.name.endswith("kernels")
+
+
+@pytest.mark.parametrize(
+    ("model", "sets", "changes", "ranks"),
+    [
+        ({"dtype": Dtype.BFLOAT16}, {"amx_bf16"}, {}, 1),
+        ({"dtype": Dtype.FLOAT16}, set(), {}, 1),
+        ({"dtype": Dtype.FLOAT32}, set(), {}, 2),
+        ({"dtype": Dtype.FLOAT32}, set(), {"head_dim": 20}, 1),
+        ({"dtype": Dtype.FLOAT32}, set(), {"intermediate_size": 100}, 1),
+    ],
+    ids=["matrix units", "float16", "two ranks", "heads", "inner values"],
+)
+def test_where_torch_is_better_or_kernels_do_not_fit_it_is_torch(
+    monkeypatch, model, sets, changes, ranks
+):
+    monkeypatch.setattr(backends, "instruction_sets", lambda: frozenset(sets))
+    how = backends.chosen(asked(**model), changed(**changes), ranks)
+    assert how.backend.name.startswith("torch")
+    assert not how.backend.one_call
+
+
+def changed(**changes):
     fields = {name: getattr(MODEL, name) for name in MODEL.__struct_fields__}
-    return DecoderConfig(**fields | {"stored_dtype": stored})
+    return DecoderConfig(**fields | changes)
+
+
+def stored_as(stored):
+    return changed(stored_dtype=stored)
 
 
 def test_without_kernels_it_is_said_that_weights_become_floats(monkeypatch, caplog):

@@ -15,7 +15,7 @@ from drumline.device.models.shard import shard_of
 from drumline.device.parallel import Alone
 from drumline.device.weights.store import WeightStore
 
-from .conftest import FAMILIES, ints
+from .conftest import FAMILIES, ints, native
 
 TOKENS = 64
 PAGE = 16
@@ -28,7 +28,15 @@ REFERENCE = Backend("torch", TorchLinear, TorchAttention)
 class Loaded:
     """A decoder with memory of its own, fed without plans."""
 
-    def __init__(self, directory, group=None, backend=REFERENCE, stage=0, stages=1):
+    def __init__(
+        self,
+        directory,
+        group=None,
+        backend=REFERENCE,
+        dtype=torch.float32,
+        stage=0,
+        stages=1,
+    ):
         opened = open_checkpoint(find_model(directory and str(directory)))
         self.config = config = opened.config
         cpu = torch.device("cpu")
@@ -38,7 +46,7 @@ class Loaded:
             config,
             opened.weights,
             backend,
-            WeightStore(torch.float32, cpu),
+            WeightStore(dtype, cpu),
             group,
             shard=shard,
         )
@@ -48,7 +56,7 @@ class Loaded:
             block_tokens=PAGE,
             kv_heads=len(shard.kv_heads),
             head_dim=config.head_dim,
-            dtype=torch.float32,
+            dtype=dtype,
             device=cpu,
         )
         self.attention, self.shape = backend.attention(pool), pool.shape
@@ -70,6 +78,11 @@ class Loaded:
         return self.decoder.forward(ids, batch, self.attention, torch.arange(len(ids)))
 
 
+@pytest.fixture(params=["torch", "native"])
+def backend(request):
+    return REFERENCE if request.param == "torch" else native(request.getfixturevalue("machine"))
+
+
 @torch.inference_mode()
 def reference(model, prompt):
     return model(torch.from_numpy(prompt.astype(np.int64))[None]).logits[0]
@@ -81,9 +94,10 @@ def assert_close(ours, theirs):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_logits_are_those_of_transformers_at_every_chunk_size(checkpoint, family):
+def test_logits_are_those_of_transformers_at_every_chunk_size(checkpoint, backend, family):
     model, directory = checkpoint(family)
-    loaded, expected = Loaded(directory), reference(model, PROMPT)
+    loaded, expected = Loaded(directory, backend=backend), reference(model, PROMPT)
+    assert (loaded.decoder.program is None) == (backend is REFERENCE)
     for size in range(1, TOKENS + 1):
         parts = [
             loaded.feed([1], [start], [PROMPT[start : start + size]])
@@ -93,9 +107,9 @@ def test_logits_are_those_of_transformers_at_every_chunk_size(checkpoint, family
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral, window", "qwen3"])
-def test_logits_do_not_depend_on_the_rest_of_the_batch(checkpoint, family):
+def test_logits_do_not_depend_on_the_rest_of_the_batch(checkpoint, backend, family):
     model, directory = checkpoint(family)
-    loaded, random = Loaded(directory), np.random.default_rng(5)
+    loaded, random = Loaded(directory, backend=backend), np.random.default_rng(5)
     prompts = [random.integers(0, 320, length).astype(np.int32) for length in (64, 50, 33)]
     expected = [reference(model, prompt) for prompt in prompts]
     for _ in range(8):

@@ -6,26 +6,21 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from drumline.contract.weights import TensorWeights
 from drumline.core.config import Config, ModelConfig
 from drumline.core.gguf_file import TensorType, read_gguf
 from drumline.core.model_files import find_model
-from drumline.device.kernels.native import Machine, find_kernels
-from drumline.device.kernels.trial import tried
-from drumline.device.layers import Backend, TorchLinear
+from drumline.device.kernels.native import Machine
 from drumline.device.models.checkpoint import open_checkpoint
 from drumline.device.models.loading import load_decoder
-from drumline.device.native_attention import NativeAttention
-from drumline.device.packed import PackedEmbedding, PackedLinear
+from drumline.device.native_linear import NativeEmbedding, of_blocks
 from drumline.device.parallel import Alone
 from drumline.device.weights.gguf import GgufWeights
 from drumline.device.weights.source import Cut, Span
 from drumline.device.weights.store import WeightStore
 
-from .conftest import Rig
+from .conftest import Rig, native
 from .test_models import PROMPT, Loaded
 from .test_parallel import groups
 from .test_serving_weights import seated, together
@@ -34,22 +29,6 @@ from .test_weights import write_gguf
 
 KINDS = [TensorType.Q4_0, TensorType.Q4_1, TensorType.Q8_0]
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(scope="module")
-def kernels():
-    found = find_kernels(tried)
-    assert found.kernels is not None, found.why_none
-    return found.kernels
-
-
-@pytest.fixture(scope="module")
-def machine(kernels):
-    return Machine(kernels, 1)
-
-
-def native(machine):
-    return Backend("native", TorchLinear, lambda pool: NativeAttention(pool, machine), machine)
 
 
 @pytest.fixture(scope="module")
@@ -97,14 +76,14 @@ def test_a_packed_layer_multiplies_by_the_weights_of_its_file(machine, quantized
     shape = {None: (64, 64), CUTS[1]: (32, 64), CUTS[2]: (64, 32)}[cut]
     weight = torch.empty(shape)
     source.read(name, weight, cut)
-    linear = PackedLinear(
+    linear = of_blocks(
         machine, [source.blocks(name, shape, cut)], None, WeightStore(torch.float32, CPU)
     )
     x = torch.randn(37, shape[1], generator=torch.Generator().manual_seed(1))
     expected = rounded(x) @ weight.double().T
     assert (linear(x) - expected).abs().max() < 1e-5 * expected.abs().max()
     ids = torch.tensor([3, 0, shape[0] - 1, 3])
-    assert torch.equal(PackedEmbedding(linear)(ids), weight[ids])
+    assert torch.equal(NativeEmbedding(linear)(ids), weight[ids])
 
 
 @pytest.mark.parametrize("paired", [False, True])
@@ -115,16 +94,16 @@ def test_parts_lie_below_each_other_with_their_biases(machine, quantized, paired
         source.blocks(f"model.layers.{layer}.self_attn.q_proj.weight", (64, 64)) for layer in (0, 2)
     ]
     store = WeightStore(torch.float32, CPU)
-    both = PackedLinear(machine, parts, bias, store, paired=paired)
+    both = of_blocks(machine, parts, bias, store, paired=paired)
     x = torch.randn(5, 64, generator=torch.Generator().manual_seed(3))
-    each = [PackedLinear(machine, [part], None, store)(x) for part in parts]
+    each = [of_blocks(machine, [part], None, store)(x) for part in parts]
     assert torch.equal(both(x), torch.cat(each, 1) + bias)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_a_row_comes_to_the_same_bits_in_any_company(machine, quantized, kind):
     blocks = stored(quantized("llama", kind)).blocks(NAME, (64, 64))
-    linear = PackedLinear(machine, [blocks], None, WeightStore(torch.float32, CPU))
+    linear = of_blocks(machine, [blocks], None, WeightStore(torch.float32, CPU))
     x = torch.randn(300, 64, generator=torch.Generator().manual_seed(4))
     expected, random = linear(x), np.random.default_rng(6)
     for count in [*range(1, 20), 127, 128, 129, 300]:
@@ -136,7 +115,7 @@ def test_a_row_comes_to_the_same_bits_in_any_company(machine, quantized, kind):
 def test_what_is_no_number_stays_none_and_spares_its_neighbours(machine, quantized, value):
     source = stored(quantized("llama"))
     blocks = source.blocks(NAME, (64, 64))
-    linear = PackedLinear(machine, [blocks], None, WeightStore(torch.float32, CPU))
+    linear = of_blocks(machine, [blocks], None, WeightStore(torch.float32, CPU))
     x = torch.randn(3, 64, generator=torch.Generator().manual_seed(5))
     expected = linear(x)
     x[1, 40] = value
@@ -224,33 +203,6 @@ def test_a_forward_in_segments_has_the_same_bits(wide, machine, segments):
     assert torch.equal(program.logits(hidden), expected)
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3"])
-@given(data=st.data())
-@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
-def test_a_token_s_logits_have_the_same_bits_in_any_batch_and_chunk(wide, machine, family, data):
-    whole = Whole(wide(family), machine)
-    random = np.random.default_rng(5)
-    prompts = [random.integers(0, 320, length).astype(np.int32) for length in (64, 50, 33)]
-    alone = [
-        torch.cat([whole.feed([1], [i], [prompt[i : i + 1]]) for i in range(len(prompt))])
-        for prompt in prompts
-    ]
-    fed, got = [0, 0, 0], [[], [], []]
-    while any(done < len(prompt) for done, prompt in zip(fed, prompts, strict=True)):
-        running = [i for i in range(3) if fed[i] < len(prompts[i])]
-        running = data.draw(st.lists(st.sampled_from(running), min_size=1, unique=True))
-        chunks = [
-            prompts[i][fed[i] : fed[i] + data.draw(st.sampled_from([1, 2, 7, 16, 40]))]
-            for i in running
-        ]
-        logits = whole.feed([i + 1 for i in running], [fed[i] for i in running], chunks)
-        for i, part in zip(running, logits.split([len(chunk) for chunk in chunks]), strict=True):
-            got[i].append(part)
-            fed[i] += len(part)
-    for parts, expected in zip(got, alone, strict=True):
-        assert torch.equal(torch.cat(parts), expected)
-
-
 def test_a_forward_waits_for_each_layer_before_it_reads_it(wide, machine):
     whole = Whole(wide("llama"), machine)
     expected = whole.feed([1], [0], [PROMPT])
@@ -267,14 +219,23 @@ def test_a_forward_waits_for_each_layer_before_it_reads_it(wide, machine):
     assert torch.equal(whole.decoder.logits(hidden), expected)
 
 
-def test_a_model_that_is_not_all_blocks_runs_layer_by_layer(quantized, machine, caplog):
+@pytest.mark.parametrize("one_call", [True, False])
+def test_what_is_not_stored_in_blocks_is_computed_in_floats(quantized, machine, caplog, one_call):
     # 112 inner values are no whole blocks: `down` is stored in half precision.
     path = quantized("llama", TensorType.Q8_0)
-    mixed = Whole(path, machine)
-    assert mixed.decoder.program is None
+    mixed = Loaded(path, backend=native(machine, one_call=one_call))
+    assert (mixed.decoder.program is not None) == one_call
     assert "3 matrices, such as model.layers.0.mlp.down_proj, became floats" in caplog.text
     made, exact = mixed.feed([1], [0], [PROMPT]), Loaded(path).feed([1], [0], [PROMPT])
     assert apart(made, exact) < 0.05
+
+
+def test_blocks_become_floats_where_that_is_asked_for(wide, machine):
+    path = wide("llama")
+    floats = Loaded(path, backend=native(machine, packs=False))
+    assert floats.decoder.program is not None
+    made, exact = floats.feed([1], [0], [PROMPT]), Loaded(path).feed([1], [0], [PROMPT])
+    assert apart(made, exact) < 1e-5
 
 
 def test_ranks_that_share_packed_weights_return_the_same_bits_near_the_whole_model_s(wide, kernels):
@@ -282,7 +243,9 @@ def test_ranks_that_share_packed_weights_return_the_same_bits_near_the_whole_mod
     expected = Whole(path, Machine(kernels, 1)).feed([1], [0], [PROMPT])
 
     def run(group):
-        return Loaded(path, group, native(Machine(kernels, 1))).feed([1], [0], [PROMPT])
+        return Loaded(path, group, native(Machine(kernels, 1), one_call=False)).feed(
+            [1], [0], [PROMPT]
+        )
 
     with ThreadPoolExecutor(2) as pool:
         first, second = pool.map(run, groups(pool, 2))
@@ -295,7 +258,7 @@ def test_ranks_that_share_packed_weights_return_the_same_bits_near_the_whole_mod
 def test_stages_of_packed_weights_return_the_whole_program_s_bits(wide, machine, family):
     path = wide(family)
     expected = Whole(path, machine)
-    stages = [Loaded(path, None, native(machine), stage, 3) for stage in range(3)]
+    stages = [Loaded(path, None, native(machine), stage=stage, stages=3) for stage in range(3)]
     assert all(part.decoder.program is not None for part in stages)
     for step in STEPS:
         assert torch.equal(through(stages, *step), through([expected], *step))

@@ -38,6 +38,7 @@ from drumline.device.models.shard import shard_of
 from drumline.device.serving_weights import ServingWeights
 from drumline.device.trainer_group import TrainerGroup, why_unfit
 from drumline.device.weight_loader import WeightLoader
+from drumline.device.weights.tensors import read_tensors
 
 from .conftest import FAMILIES, Rig, random_model, small_config
 from .trainer import Trainer, free_port
@@ -163,6 +164,12 @@ def test_bytes_that_are_pickled_or_broken_are_refused_and_nothing_in_them_runs(r
     for broken in (b"", good[:-1], good[:40], b"\0" * 64, good + b"\0"):
         fault = rig.plane.open_weights(TensorWeights(broken))
         assert fault.startswith(f"the {len(broken)} bytes are no safetensors file: ")
+
+
+def test_a_header_whose_length_begins_as_a_pickle_does_is_no_pickle():
+    saved = (safetensors.torch.save({"x" * n: torch.ones(1)}) for n in range(1, 256))
+    data = next(data for data in saved if data.startswith(b"\x80"))
+    assert all(torch.equal(tensor, torch.ones(1)) for tensor in read_tensors(data).values())
 
 
 def test_an_update_without_room_beside_what_serves_is_refused(rig, monkeypatch):

@@ -34,14 +34,14 @@ class Variant(Struct, frozen=True):
     flags: tuple[str, ...]
 
 
-_BASE = ("-mavx2", "-mfma", "-mf16c")
+_NEEDS = frozenset({"avx2", "fma", "f16c"})
+_FLAGS_OF_ALL = ("-mavx2", "-mfma", "-mf16c")
+_VNNI_NEEDS = _NEEDS | {"avx512f", "avx512bw", "avx512vl", "avx512_vnni"}
+_VNNI_FLAGS = (*_FLAGS_OF_ALL, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512vnni")
 VARIANTS = (
-    Variant(
-        "avx512-vnni",
-        frozenset({"avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512_vnni"}),
-        (*_BASE, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512vnni"),
-    ),
-    Variant("avx2", frozenset({"avx2", "fma", "f16c"}), _BASE),
+    Variant("avx512-bf16", _VNNI_NEEDS | {"avx512_bf16"}, (*_VNNI_FLAGS, "-mavx512bf16")),
+    Variant("avx512-vnni", _VNNI_NEEDS, _VNNI_FLAGS),
+    Variant("avx2", _NEEDS, _FLAGS_OF_ALL),
 )
 """Those that are quicker first."""
 

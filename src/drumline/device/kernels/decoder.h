@@ -7,7 +7,7 @@
 #include <memory>
 
 #include "attention.h"
-#include "quantized.h"
+#include "linear.h"
 #include "sampling.h"
 #include "team.h"
 
@@ -56,8 +56,9 @@ class Machine {
     return reinterpret_cast<T*>((reinterpret_cast<uintptr_t>(memory.data()) + 63) & ~uintptr_t{63});
   }
 
-  Activations activations(int slot, int64_t rows, int64_t columns) {
-    return Activations::in(room<uint8_t>(slot, Activations::bytes(rows, columns)), rows, columns);
+  // Memory for inputs of any form.
+  uint8_t* inputs(int slot, int64_t rows, int64_t columns) {
+    return room<uint8_t>(slot, Inputs::bytes(rows, columns));
   }
 
   Taken* phases(int64_t count) {
@@ -96,7 +97,7 @@ void groups_of(Taken& taken, int members, int64_t rows, int64_t groups, Do&& pie
   });
 }
 
-inline void multiply_all(Taken& taken, int members, const Matrix& w, const Activations& x, int64_t rows, float* out,
+inline void multiply_all(Taken& taken, int members, const Matrix& w, const Inputs& x, int64_t rows, float* out,
                          bool add) {
   groups_of(taken, members, rows, w.groups(), [&](int64_t g, int64_t first, int64_t last) {
     multiply_into(w, g, x, first, last, out, w.rows, add);
@@ -115,10 +116,10 @@ inline void normalize(const float* x, const float* weight, int64_t size, float e
     store(out + k, _mm256_mul_ps(_mm256_mul_ps(load(x + k), by), load(weight + k)));
 }
 
-inline void normalize(const float* x, const float* weight, float eps, const Activations& out, int64_t row) {
+inline void normalize(const float* x, const float* weight, float eps, const Inputs& out, int64_t row) {
   const Floats by = root(x, out.columns, eps);
-  const auto at = [&](int64_t k) { return _mm256_mul_ps(_mm256_mul_ps(load(x + k), by), load(weight + k)); };
-  for (int64_t k = 0; k < out.columns; k += kBlock) out.set(row, k / kBlock, at(k), at(k + 8), at(k + 16), at(k + 24));
+  out.set(row, 0, out.columns,
+          [=](int64_t k) { return _mm256_mul_ps(_mm256_mul_ps(load(x + k), by), load(weight + k)); });
 }
 
 // Rotate a head by its token's angles; its halves are the pairs.
@@ -143,23 +144,23 @@ inline void prepare(const Model& model, const Layer& layer, float* qkv, const fl
   keep(heads, layer.cache, slot, key, key + heads.keys * size);
 }
 
-// Gates and ups of one 32-block of the down projection's inputs, joined and quantized.
-inline void gate(const Matrix& w, int64_t pair, const Activations& x, int64_t first, int64_t last,
-                 const Activations& out, std::vector<float>& memory) {
+// Gates and ups of a group of the down projection's inputs, joined.
+inline void gate(const Matrix& w, int64_t pair, const Inputs& x, int64_t first, int64_t last, const Inputs& out,
+                 std::vector<float>& memory) {
   float *gates = memory.data(), *ups = gates + kRowsAtOnce * kGroup;
   multiply(w, 2 * pair, x, first, last, gates, kGroup, false);
   multiply(w, 2 * pair + 1, x, first, last, ups, kGroup, false);
   const float* bias = w.bias ? w.bias + pair * kGroup : nullptr;
   for (int64_t row = first; row < last; row++) {
-    const auto at = [&](int64_t i) {
-      Floats g = load(gates + (row - first) * kGroup + i), u = load(ups + (row - first) * kGroup + i);
+    const float *mine = gates + (row - first) * kGroup, *beside = ups + (row - first) * kGroup;
+    out.set(row, pair * kGroup, w.outputs(2 * pair), [=, &w](int64_t i) {
+      Floats g = load(mine + i), u = load(beside + i);
       if (bias) {
         g = _mm256_add_ps(g, load(bias + i));
-        u = _mm256_add_ps(u, load(bias + w.rows / 2 + i));
+        u = _mm256_add_ps(u, load(bias + w.half() + i));
       }
       return _mm256_mul_ps(silu(g), u);
-    };
-    out.set(row, pair, at(0), at(8), at(16), at(24));
+    });
   }
 }
 
@@ -189,9 +190,9 @@ inline void run_layers(Machine& machine, const Model& model, const Batch& batch,
   const int64_t width = attended + 2 * heads.keys * heads.size;
   machine.work.plan(batch, heads);
   Taken* taken = machine.phases((last - first) * kPhases + 1);
-  const Activations hidden = machine.activations(0, tokens, model.hidden);
-  const Activations reads = machine.activations(1, tokens, attended);
-  const Activations inner = machine.activations(2, tokens, model.inner);
+  uint8_t* hidden_memory = machine.inputs(0, tokens, model.hidden);
+  uint8_t* reads_memory = machine.inputs(1, tokens, attended);
+  uint8_t* inner_memory = machine.inputs(2, tokens, model.inner);
   float* qkv = machine.room<float>(3, tokens * width);
   float* out = machine.room<float>(4, tokens * attended);
   float* angles = machine.room<float>(5, tokens * heads.size);
@@ -203,7 +204,7 @@ inline void run_layers(Machine& machine, const Model& model, const Batch& batch,
     Scratch& memory = machine.scratch[member];
     const int64_t begin = tokens * member / members, end = tokens * (member + 1) / members;
     for (int64_t t = begin; t < end; t++) {
-      if (first == 0 && batch.ids) dequantize(model.embedding, batch.ids[t], x + t * model.hidden);
+      if (first == 0 && batch.ids) read_row(model.embedding, batch.ids[t], x + t * model.hidden);
       for (int64_t i = 0; i < half; i++) {
         const float angle = static_cast<float>(batch.positions[t]) * model.frequencies[i];
         angles[t * heads.size + i] = std::cos(angle);
@@ -213,9 +214,13 @@ inline void run_layers(Machine& machine, const Model& model, const Batch& batch,
     for (int64_t l = first; l < last; l++) {
       const Layer& layer = model.layers[l];
       Taken* phase = taken + (l - first) * kPhases;
-      for (int64_t t = begin; t < end; t++) normalize(x + t * model.hidden, layer.attention_norm, model.eps, hidden, t);
+      const Inputs asked = Inputs::in(hidden_memory, tokens, layer.qkv);
+      const Inputs reads = Inputs::in(reads_memory, tokens, layer.out);
+      const Inputs gated = Inputs::in(hidden_memory, tokens, layer.gate_up);
+      const Inputs inner = Inputs::in(inner_memory, tokens, layer.down);
+      for (int64_t t = begin; t < end; t++) normalize(x + t * model.hidden, layer.attention_norm, model.eps, asked, t);
       team.meet();
-      multiply_all(phase[0], members, layer.qkv, hidden, tokens, qkv, false);
+      multiply_all(phase[0], members, layer.qkv, asked, tokens, qkv, false);
       team.meet();
       for (int64_t t = begin; t < end; t++)
         prepare(model, layer, qkv + t * width, angles + t * heads.size, batch.slots[t]);
@@ -231,10 +236,10 @@ inline void run_layers(Machine& machine, const Model& model, const Batch& batch,
       team.meet();
       multiply_all(phase[2], members, layer.out, reads, tokens, x, true);
       team.meet();
-      for (int64_t t = begin; t < end; t++) normalize(x + t * model.hidden, layer.mlp_norm, model.eps, hidden, t);
+      for (int64_t t = begin; t < end; t++) normalize(x + t * model.hidden, layer.mlp_norm, model.eps, gated, t);
       team.meet();
       groups_of(phase[3], members, tokens, layer.gate_up.groups() / 2, [&](int64_t pair, int64_t a, int64_t b) {
-        gate(layer.gate_up, pair, hidden, a, b, inner, machine.pairs[member]);
+        gate(layer.gate_up, pair, gated, a, b, inner, machine.pairs[member]);
       });
       team.meet();
       multiply_all(phase[4], members, layer.down, inner, tokens, x, true);
@@ -245,7 +250,7 @@ inline void run_layers(Machine& machine, const Model& model, const Batch& batch,
 
 // Logits of `rows` rows of what the last layer made.
 inline void run_head(Machine& machine, const Model& model, const float* x, int64_t rows, float* out) {
-  const Activations hidden = machine.activations(0, rows, model.hidden);
+  const Inputs hidden = Inputs::in(machine.inputs(0, rows, model.hidden), rows, model.head);
   Taken* taken = machine.phases(1);
   const int members = machine.team.size();
   machine.team.run([&](int member) {

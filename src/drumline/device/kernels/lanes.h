@@ -36,6 +36,16 @@ inline uint16_t bfloat(float v) {
   return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);  // to nearest, ties to even
 }
 
+inline void store(uint16_t* to, Floats v) {
+#ifdef __AVX512BF16__
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), (__m128i)_mm256_cvtneps_pbh(v));
+#else
+  alignas(32) float each[kLanes];
+  store(each, v);
+  for (int i = 0; i < kLanes; i++) to[i] = bfloat(each[i]);
+#endif
+}
+
 inline float sum(Floats v) {
   __m128 s = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
   s = _mm_add_ps(s, _mm_movehl_ps(s, s));

@@ -1,6 +1,7 @@
 // The C interface of the kernels, for ctypes: plain values and addresses in, a status out.
 //
-// No function here keeps Python's lock or knows a tensor library. 0 is success, 1 a want of memory.
+// No function here keeps Python's lock or knows a tensor library. 0 is success, 1 a want of memory,
+// 2 an id that is no row's.
 
 #include <new>
 #include <system_error>
@@ -32,6 +33,10 @@ void for_rows(Machine& machine, int64_t rows, int64_t vocab, Do&& work) {
   machine.team.run([&](int member) { taken[0].each(rows, [&](int64_t i) { work(i, machine.draws[member]); }); });
 }
 
+bool within(const int64_t* ids, int64_t count, int64_t rows) {
+  return std::all_of(ids, ids + count, [rows](int64_t id) { return 0 <= id && id < rows; });
+}
+
 }  // namespace
 
 extern "C" {
@@ -44,17 +49,15 @@ Machine* drumline_machine(int32_t threads) {
 
 void drumline_machine_free(Machine* machine) { delete machine; }
 
-int64_t drumline_packed_bytes(int64_t rows, int64_t columns, int32_t kind) {
-  return (rows + kGroup - 1) / kGroup * (columns / kBlock) * block_bytes(kind);
-}
+// The memory that packed weights of such a shape take.
+int64_t drumline_packed_bytes(const Matrix* shape) { return shape->groups() * shape->group_bytes(); }
 
 // Pack output `row` of GGUF blocks that lie `step` bytes apart: `type` is ggml's own number. The
 // packed memory is blank before, as its last group may have outputs that nothing stands for.
 void drumline_pack_row(uint8_t* packed, const Matrix* shape, int64_t row, const uint8_t* stored, int64_t step,
                        int32_t type) {
   constexpr int kQ40 = 2, kQ41 = 3;
-  const int64_t group = shape->paired ? row % (shape->rows / 2) / kGroup * 2 + row / (shape->rows / 2) : row / kGroup;
-  const int64_t lane = row % kGroup;
+  const int64_t group = shape->group_of(row), lane = shape->lane_of(row);
   for (int64_t b = 0; b < shape->columns / kBlock; b++) {
     const uint8_t* from = stored + b * step;
     uint8_t* block = packed + group * shape->group_bytes() + b * block_bytes(shape->kind);
@@ -84,20 +87,22 @@ void drumline_pack(uint8_t* packed, const Matrix* shape, int64_t first, int64_t 
     drumline_pack_row(packed, shape, first + i, stored + offsets[i], step, type);
 }
 
-void drumline_rows(const Matrix* matrix, const int64_t* ids, int64_t count, float* out) {
-  for (int64_t i = 0; i < count; i++) dequantize(*matrix, ids[i], out + i * matrix->columns);
+int32_t drumline_rows(const Matrix* matrix, const int64_t* ids, int64_t count, float* out) {
+  if (!within(ids, count, matrix->rows)) return 2;
+  for (int64_t i = 0; i < count; i++) read_row(*matrix, ids[i], out + i * matrix->columns);
+  return 0;
 }
 
 int32_t drumline_linear(Machine* machine, const Matrix* matrix, const float* x, int64_t rows, float* out) {
   return guarded([&] {
-    const Activations quantized = machine->activations(0, rows, matrix->columns);
+    const Inputs inputs = Inputs::in(machine->inputs(0, rows, matrix->columns), rows, *matrix);
     Taken* taken = machine->phases(1);
     const int members = machine->team.size();
     machine->team.run([&](int member) {
       for (int64_t t = rows * member / members; t < rows * (member + 1) / members; t++)
-        quantized.set(t, x + t * matrix->columns);
+        inputs.set(t, x + t * matrix->columns);
       machine->team.meet();
-      multiply_all(taken[0], members, *matrix, quantized, rows, out, false);
+      multiply_all(taken[0], members, *matrix, inputs, rows, out, false);
     });
   });
 }
@@ -127,6 +132,7 @@ int32_t drumline_attention(Machine* machine, const Heads* heads, const Cache* ca
 }
 
 int32_t drumline_layers(Machine* machine, const Model* model, const Batch* batch, float* x, int64_t first, int64_t last) {
+  if (batch->ids && !within(batch->ids, batch->tokens, model->embedding.rows)) return 2;
   return guarded([&] { run_layers(*machine, *model, *batch, x, first, last); });
 }
 

@@ -24,15 +24,17 @@ from drumline.device.kernels.processor import instruction_sets
 
 _log = logging.getLogger(__name__)
 
-NIBBLES, BYTES = 0, 1
-"""Kinds of packed weights."""
+NIBBLES, BYTES, FLOATS, BFLOATS, HALVES = range(5)
+"""Kinds of weights: of 4 and 8 bits, packed; float32, bfloat16 and float16, as they lie."""
 FLOAT32, BFLOAT16 = 0, 1
 """Kinds of pools of keys and values."""
 MOST_SHARED_HEADS = 64
+_NO_ROW = 2
+"""What a function says that was given an id of no row."""
 
 
 class Matrix(Structure):
-    """A packed matrix; see quantized.h."""
+    """A matrix; see matrix.h."""
 
     _fields_ = (
         ("data", c_void_p),
@@ -145,12 +147,12 @@ class Model(Structure):
 _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "machine": (c_void_p, (c_int32,)),
     "machine_free": (None, (c_void_p,)),
-    "packed_bytes": (c_int64, (c_int64, c_int64, c_int32)),
+    "packed_bytes": (c_int64, (POINTER(Matrix),)),
     "pack": (
         None,
         (c_void_p, POINTER(Matrix), c_int64, c_int64, c_void_p, c_void_p, c_int64, c_int32),
     ),
-    "rows": (None, (POINTER(Matrix), c_void_p, c_int64, c_void_p)),
+    "rows": (c_int32, (POINTER(Matrix), c_void_p, c_int64, c_void_p)),
     "linear": (c_int32, (c_void_p, POINTER(Matrix), c_void_p, c_int64, c_void_p)),
     "attention": (
         c_int32,
@@ -197,6 +199,17 @@ class Kernels:
         """Call a function of the library."""
         return self._functions[function](*arguments)
 
+    def run(self, function: str, *arguments: Any) -> None:
+        """Call a function that says how it went.
+
+        Raises InvariantError, or IndexError where an id is none of a vocabulary's.
+        """
+        status = self.call(function, *arguments)
+        if status == _NO_ROW:
+            raise IndexError("a token id is outside the vocabulary")
+        if status:
+            raise InvariantError(f"no memory for the kernel {function}")
+
 
 class Machine:
     """Some threads of the kernels, and the memory they work in.
@@ -204,25 +217,23 @@ class Machine:
     Thread: one at a time.
     """
 
-    __slots__ = ("_address", "_call", "kernels", "threads")
+    __slots__ = ("_address", "kernels", "threads")
 
     def __init__(self, kernels: Kernels, threads: int) -> None:
         """Start the threads. Raises InvariantError where the system has none."""
         self.kernels = kernels
         self.threads = threads
-        self._call = kernels.call
         self._address = kernels.call("machine", threads)
         if not self._address:
             raise InvariantError(f"the system has no {threads} threads for kernels")
 
     def run(self, function: str, *arguments: Any) -> None:
-        """Call a function that works with the threads."""
-        if self._call(function, self._address, *arguments):
-            raise InvariantError(f"no memory for the kernel {function}")
+        """Call a function that works with the threads. Raises as `Kernels.run` does."""
+        self.kernels.run(function, self._address, *arguments)
 
     def __del__(self) -> None:
         if getattr(self, "_address", None):
-            self._call("machine_free", self._address)
+            self.kernels.call("machine_free", self._address)
 
 
 Trial = Callable[[Kernels], str | None]

@@ -12,35 +12,9 @@
 #include <cstdint>
 #include <cstring>
 
-#include "lanes.h"
+#include "matrix.h"
 
 namespace drumline {
-
-constexpr int kBlock = 32;
-constexpr int kGroup = 32;
-
-enum Kind : int32_t { kNibbles = 0, kBytes = 1 };
-
-constexpr int64_t block_bytes(int kind) {
-  return kind == kNibbles ? kGroup * (kBlock / 2 + 2 + 2) : kGroup * (kBlock + 2);
-}
-
-// A packed matrix. `rows` outputs, filled up to whole groups, of `columns` inputs.
-struct Matrix {
-  const uint8_t* data;
-  const float* bias;  // one for each output, or null
-  int64_t rows, columns;
-  int32_t kind;
-  int32_t paired;  // groups of the first half of the outputs alternate with those of the second
-
-  int64_t groups() const { return (rows + kGroup - 1) / kGroup; }
-  int64_t group_bytes() const { return columns / kBlock * block_bytes(kind); }
-  const uint8_t* group(int64_t g) const { return data + g * group_bytes(); }
-  // The first output of a group.
-  int64_t output(int64_t g) const {
-    return paired ? (g % 2) * (rows / 2) + g / 2 * kGroup : g * kGroup;
-  }
-};
 
 // Rows of activations, quantized: value = scale * integer.
 struct Activations {
@@ -217,38 +191,20 @@ inline void rows_of(const Activations& x, int64_t first, int64_t last, const uin
   }
 }
 
-// Rows [first, last) times group `g`; `out` is where the first row's first output of it goes.
-inline void multiply(const Matrix& w, int64_t g, const Activations& x, int64_t first, int64_t last, float* out,
-                     int64_t stride, bool add) {
+// Rows [first, last) times group `g`; `out` is where the first row's first output of it goes. All
+// outputs of a group are written, also those that are none.
+inline void multiply_blocks(const Matrix& w, int64_t g, const Activations& x, int64_t first, int64_t last, float* out,
+                            int64_t stride, bool add) {
   if (w.kind == kNibbles)
     rows_of<kNibbles>(x, first, last, w.group(g), out, stride, add);
   else
     rows_of<kBytes>(x, first, last, w.group(g), out, stride, add);
 }
 
-// The same, into rows of a whole output: the last group may be cut short, and biases are added.
-inline void multiply_into(const Matrix& w, int64_t g, const Activations& x, int64_t first, int64_t last,
-                          float* out, int64_t stride, bool add) {
-  const int64_t start = w.output(g), count = std::min<int64_t>(kGroup, w.rows - start);
-  if (count == kGroup && w.bias == nullptr)
-    return multiply(w, g, x, first, last, out + first * stride + start, stride, add);
-  alignas(64) float made[kTileRows * kGroup];
-  for (int64_t a = first; a < last; a += kTileRows) {
-    const int64_t b = std::min<int64_t>(last, a + kTileRows);
-    multiply(w, g, x, a, b, made, kGroup, false);
-    for (int64_t row = a; row < b; row++)
-      for (int64_t i = 0; i < count; i++) {
-        float* to = out + row * stride + start + i;
-        const float plus = made[(row - a) * kGroup + i] + (w.bias ? w.bias[start + i] : 0.f);
-        *to = add ? *to + plus : plus;
-      }
-  }
-}
-
 // Write output `row` of the matrix, in floats.
 inline void dequantize(const Matrix& w, int64_t row, float* out) {
-  const int64_t lane = row % kGroup;
-  const uint8_t* group = w.group(row / kGroup);
+  const int64_t lane = w.lane_of(row);
+  const uint8_t* group = w.group(w.group_of(row));
   for (int64_t b = 0; b < w.columns / kBlock; b++) {
     const uint8_t* block = group + b * block_bytes(w.kind);
     const bool nibbles = w.kind == kNibbles;

@@ -7,8 +7,11 @@ import numpy as np
 import numpy.typing as npt
 
 from drumline.device.kernels.native import (
+    BFLOATS,
     BYTES,
     FLOAT32,
+    FLOATS,
+    HALVES,
     NIBBLES,
     Batch,
     Cache,
@@ -30,14 +33,17 @@ def tried(kernels: Kernels) -> str | None:
     """Return what `kernels` get wrong, if anything."""
     machine = Machine(kernels, 2)
     for kind, what in ((NIBBLES, "4-bit"), (BYTES, "8-bit")):
-        if not _linear_holds(kernels, machine, kind):
+        if not _packed_holds(kernels, machine, kind):
+            return f"a product of {what} weights came out wrong"
+    for kind, what in ((FLOATS, "float32"), (BFLOATS, "bfloat16"), (HALVES, "float16")):
+        if not _floats_hold(machine, kind):
             return f"a product of {what} weights came out wrong"
     if not _attention_holds(machine):
         return "attention came out wrong"
     return None if _draws_hold(machine) else "tokens were drawn as they should not be"
 
 
-def _linear_holds(kernels: Kernels, machine: Machine, kind: int) -> bool:
+def _packed_holds(kernels: Kernels, machine: Machine, kind: int) -> bool:
     random = np.random.default_rng(kind)
     rows, columns, tokens = 40, 96, 7
     number, size = _TYPES[kind]
@@ -57,8 +63,9 @@ def _linear_holds(kernels: Kernels, machine: Machine, kind: int) -> bool:
         integers = stored[:, :, 2:].view(np.int8).astype(np.float64)
     weight = (integers * scale + minimum).reshape(rows, columns)
 
-    memory = np.zeros(kernels.call("packed_bytes", rows, columns, kind), np.uint8)
-    matrix = Matrix(memory.ctypes.data, None, rows, columns, kind, 0)
+    matrix = Matrix(None, None, rows, columns, kind, 0)
+    memory = np.zeros(kernels.call("packed_bytes", ctypes.byref(matrix)), np.uint8)
+    matrix.data = memory.ctypes.data
     offsets = np.arange(rows, dtype=np.int64) * blocks * size
     kernels.call(
         "pack",
@@ -75,10 +82,36 @@ def _linear_holds(kernels: Kernels, machine: Machine, kind: int) -> bool:
     cut = x.reshape(tokens, blocks, _BLOCK).astype(np.float64)
     step = np.abs(cut).max(2, keepdims=True) / 127
     expected = (np.rint(cut / step) * step).reshape(tokens, columns) @ weight.T
-    made = np.empty((tokens, rows), np.float32)
-    machine.run("linear", ctypes.byref(matrix), x.ctypes.data, tokens, made.ctypes.data)
-    alone = np.empty((tokens, rows), np.float32)
-    for i in range(tokens):
+    return _multiplies(machine, matrix, x, expected)
+
+
+def _floats_hold(machine: Machine, kind: int) -> bool:
+    random = np.random.default_rng(kind)
+    # More inputs than are summed at a time, and neither whole steps of them nor whole groups.
+    rows, columns, tokens = 46, 3112, 7
+    weight, x = (_short(random.standard_normal((n, columns))) for n in (rows, tokens))
+    stored = weight
+    if kind == BFLOATS:
+        stored = (weight.view(np.uint32) >> 16).astype(np.uint16)
+    elif kind == HALVES:
+        stored = weight.astype(np.float16)
+    matrix = Matrix(stored.ctypes.data, None, rows, columns, kind, 0)
+    return _multiplies(machine, matrix, x, x.astype(np.float64) @ weight.astype(np.float64).T)
+
+
+def _short(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
+    """Return values near those given that every kind of float holds as they are."""
+    return (np.rint(values * 32) / 32).astype(np.float32)
+
+
+def _multiplies(
+    machine: Machine, matrix: Matrix, x: npt.NDArray[np.float32], expected: npt.NDArray[np.float64]
+) -> bool:
+    """Whether rows come to what is expected, and to the same bits each alone."""
+    made = np.empty(expected.shape, np.float32)
+    machine.run("linear", ctypes.byref(matrix), x.ctypes.data, len(x), made.ctypes.data)
+    alone = np.empty_like(made)
+    for i in range(len(x)):
         machine.run("linear", ctypes.byref(matrix), x[i:].ctypes.data, 1, alone[i:].ctypes.data)
     # A value right between two integers may go to either.
     near = bool(np.allclose(made, expected, rtol=0, atol=_CLOSE * float(np.abs(expected).max())))

@@ -28,8 +28,14 @@ from drumline.device.layers import (
 from drumline.device.models.config import DecoderConfig, LinearRope, Llama3Rope
 from drumline.device.models.decoder import Decoder, DecoderLayer, SelfAttention, Top
 from drumline.device.models.shard import Shard, shard_of
-from drumline.device.native_attention import fits
-from drumline.device.packed import GROUP, PackedEmbedding, PackedLinear, PackedRows, packable
+from drumline.device.native_linear import (
+    NativeEmbedding,
+    NativeLinear,
+    PackedRows,
+    of_blocks,
+    of_floats,
+    packable,
+)
 from drumline.device.parallel import Alone, TensorGroup
 from drumline.device.program import LayerWeights, ModelWeights, Program
 from drumline.device.weights.gguf import ROPE_FACTORS
@@ -53,15 +59,23 @@ class _Loader:
         self._backend = backend
         self._group = group
         self._store = store
+        self._kernels_floats = backend.machine if backend.one_call else None
+        self._vectors_dtype = None if self._kernels_floats is None else torch.float32
         self.unpacked: list[str] = []
         """Matrices that became floats, though the kernels compute small integers."""
         self.packed: dict[str, PackedRows] = {}
         """Where the weights are that did not."""
 
-    def rows(self, names: list[str], spans: list[Span], *columns: int) -> Tensor:
+    def vectors(self, names: list[str], spans: list[Span]) -> Tensor:
+        """Return the named norms or biases, one behind the other; kernels want them in float32."""
+        return self.rows(names, spans, dtype=self._vectors_dtype)
+
+    def rows(
+        self, names: list[str], spans: list[Span], *columns: int, dtype: torch.dtype | None = None
+    ) -> Tensor:
         """Return the named tensors' rows, one below the other."""
         sizes = [len(span) for span in spans]
-        out = self._store.new((sum(sizes), *columns))
+        out = self._store.new((sum(sizes), *columns), dtype)
         for name, span, part in zip(names, spans, out.split_with_sizes(sizes), strict=True):
             self._source.read(name, part, None if len(span) == span.whole else Cut(0, span))
         return out
@@ -70,12 +84,12 @@ class _Loader:
         self, names: list[str], spans: list[Span], columns: int, bias: bool, *, paired: bool = False
     ) -> Linear:
         """Return a linear layer of which this rank has some outputs."""
-        added = self.rows([f"{name}.bias" for name in names], spans) if bias else None
+        added = self.vectors([f"{name}.bias" for name in names], spans) if bias else None
         parts = [(name, (len(span), columns), Cut(0, span)) for name, span in _named(names, spans)]
         if (packed := self._packed(parts, added, paired=paired)) is not None:
             return packed
         weight = self.rows([f"{name}.weight" for name in names], spans, columns)
-        return self._backend.linear(weight, added)
+        return self._of_floats(weight, added, paired=paired)
 
     def summed(self, name: str, rows: int, span: Span, bias: bool) -> Linear:
         """Return a linear layer of which this rank has some inputs."""
@@ -83,7 +97,7 @@ class _Loader:
         if group.size == 1:
             return self.parallel([name], [all_of(rows)], span.whole, bias)
         # One of those who sum brings the bias; all have it, so that all know its name.
-        held = self.rows([f"{name}.bias"], [all_of(rows)]) if bias else None
+        held = self.vectors([f"{name}.bias"], [all_of(rows)]) if bias else None
         added = held if group.index == 0 else None
         cut = Cut(1, span)
         if (packed := self._packed([(name, (rows, len(span)), cut)], added)) is not None:
@@ -92,22 +106,32 @@ class _Loader:
         self._source.read(f"{name}.weight", weight, cut)
         return SummedLinear(self._backend.linear(weight, added), group)
 
-    def vocabulary(self, name: str, span: Span, columns: int) -> Tensor | PackedLinear:
+    def vocabulary(self, name: str, span: Span, columns: int) -> Tensor | NativeLinear:
         """Return this rank's entries of a vocabulary's vectors, as floats or packed."""
         packed = self._packed([(name, (len(span), columns), Cut(0, span))], None)
-        return self.rows([f"{name}.weight"], [span], columns) if packed is None else packed
+        if packed is not None:
+            return packed
+        weight = self.rows([f"{name}.weight"], [span], columns)
+        machine = self._kernels_floats
+        return weight if machine is None else of_floats(machine, weight, None)
 
-    def embedding(self, held: Tensor | PackedLinear, span: Span) -> Vectors:
-        own = PackedEmbedding(held) if isinstance(held, PackedLinear) else Embedding(held)
+    def embedding(self, held: Tensor | NativeLinear, span: Span) -> Vectors:
+        own = NativeEmbedding(held) if isinstance(held, NativeLinear) else Embedding(held)
         if self._group.size == 1:
             return own
         return PartEmbedding(own, span.start, len(span), self._group)
 
-    def head(self, held: Tensor | PackedLinear, shard: Shard) -> Linear:
-        own = held if isinstance(held, PackedLinear) else self._backend.linear(held, None)
+    def head(self, held: Tensor | NativeLinear, shard: Shard) -> Linear:
+        own = held if isinstance(held, NativeLinear) else self._backend.linear(held, None)
         if self._group.size == 1:
             return own
         return PartHead(own, shard.widest_vocab, shard.vocab.whole, self._group)
+
+    def _of_floats(self, weight: Tensor, bias: Tensor | None, *, paired: bool) -> Linear:
+        machine = self._kernels_floats
+        if machine is None:
+            return self._backend.linear(weight, bias)
+        return of_floats(machine, weight, bias, paired=paired)
 
     def _packed(
         self,
@@ -115,17 +139,17 @@ class _Loader:
         bias: Tensor | None,
         *,
         paired: bool = False,
-    ) -> PackedLinear | None:
+    ) -> NativeLinear | None:
         """Return a layer of stored parts, one below the other, if they can be one."""
         machine = self._backend.machine
-        if machine is None:
+        if machine is None or not self._backend.packs:
             return None
         stored = [self._source.blocks(f"{name}.weight", shape, cut) for name, shape, cut in parts]
         held = [part for part in stored if part is not None]
         if len(held) < len(parts) or not packable(held):
             self.unpacked.extend(name for name, _, _ in parts)
             return None
-        layer = PackedLinear(machine, held, bias, self._store, paired=paired)
+        layer = of_blocks(machine, held, bias, self._store, paired=paired)
         first = 0
         for name, (count, _), cut in parts:
             own = None if len(cut.span) == cut.span.whole else cut
@@ -168,11 +192,9 @@ def load_decoder(
     group = group or Alone()
     shard = shard or shard_of(config, group.index, group.size)
     load = _Loader(source, backend, group, store)
-    # A block of the feed-forward's inner values is one of gates beside one of ups.
-    paired = backend.machine is not None and len(shard.inner) % GROUP == 0
 
     def norm(name: str, size: int) -> RmsNorm:
-        return RmsNorm(load.rows([f"{name}.weight"], [all_of(size)]), config.norm_eps)
+        return RmsNorm(load.vectors([f"{name}.weight"], [all_of(size)]), config.norm_eps)
 
     def layer(index: int) -> _LayerParts:
         prefix = f"model.layers.{index}"
@@ -185,7 +207,9 @@ def load_decoder(
         return _LayerParts(
             qkv=load.parallel(qkv, [queries, keys, keys], hidden, config.qkv_bias),
             out=load.summed(f"{attention}.o_proj", hidden, queries, config.output_bias),
-            gate_up=load.parallel(gate_up, [inner, inner], hidden, config.mlp_bias, paired=paired),
+            gate_up=load.parallel(
+                gate_up, [inner, inner], hidden, config.mlp_bias, paired=backend.one_call
+            ),
             down=load.summed(f"{prefix}.mlp.down_proj", hidden, inner, config.mlp_bias),
             attention_norm=norm(f"{prefix}.input_layernorm", hidden),
             mlp_norm=norm(f"{prefix}.post_attention_layernorm", hidden),
@@ -194,7 +218,7 @@ def load_decoder(
             else None,
         )
 
-    def vectors(name: str) -> Tensor | PackedLinear:
+    def vectors(name: str) -> Tensor | NativeLinear:
         return load.vocabulary(name, shard.vocab, config.hidden_size)
 
     embedding = vectors("model.embed_tokens") if shard.first else None
@@ -208,8 +232,8 @@ def load_decoder(
             head = vectors("model.embed_tokens") if embedding is None else embedding
     frequencies = _frequencies(config, source, store.device)
     program = None
-    if paired and group.size == 1 and backend.machine is not None:
-        weights = _all_packed(config, shard, layers, embedding, head, top_norm, frequencies)
+    if backend.one_call and backend.machine is not None:
+        weights = _all_native(config, shard, layers, embedding, head, top_norm, frequencies)
         program = None if weights is None else Program(backend.machine, weights)
     if load.unpacked:
         _log.warning(
@@ -240,25 +264,23 @@ def _layer(config: DecoderConfig, shard: Shard, index: int, parts: _LayerParts) 
     )
 
 
-def _all_packed(
+def _all_native(
     config: DecoderConfig,
     shard: Shard,
     layers: list[_LayerParts],
-    embedding: Tensor | PackedLinear | None,
-    head: Tensor | PackedLinear | None,
+    embedding: Tensor | NativeLinear | None,
+    head: Tensor | NativeLinear | None,
     norm: RmsNorm | None,
     frequencies: Tensor,
 ) -> ModelWeights | None:
-    """Return this stage's weights if all of them are packed, and one call can compute it."""
-    if not fits(config.heads, config.kv_heads, config.head_dim):
-        return None
+    """Return this stage's weights if kernels compute all of them."""
     made = []
     windows = config.windows[shard.layers.start : shard.layers.stop]
     for parts, window in zip(layers, windows, strict=True):
         qkv, out, gate_up, down = parts.qkv, parts.out, parts.gate_up, parts.down
-        if not isinstance(qkv, PackedLinear) or not isinstance(out, PackedLinear):
+        if not isinstance(qkv, NativeLinear) or not isinstance(out, NativeLinear):
             return None
-        if not isinstance(gate_up, PackedLinear) or not isinstance(down, PackedLinear):
+        if not isinstance(gate_up, NativeLinear) or not isinstance(down, NativeLinear):
             return None
         query_norm, key_norm = parts.head_norms or (None, None)
         made.append(

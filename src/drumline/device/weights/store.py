@@ -55,11 +55,15 @@ class WeightStore:
         """Why the memory cannot be given back, if so."""
         return next((why for piece in self._pieces if (why := piece.why_kept)), None)
 
-    def new(self, shape: tuple[int, ...]) -> Tensor:
-        """Return memory for a weight. Raises ConfigError when there is none left."""
-        size = math.prod(shape) * self._dtype.itemsize
+    def new(self, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
+        """Return memory for a weight, of another type than others on demand.
+
+        Raises ConfigError when there is none left.
+        """
+        dtype = dtype or self._dtype
+        size = math.prod(shape) * dtype.itemsize
         memory = self._take(size, f"a weight of shape {shape}")
-        return memory.view(self._dtype).view(shape)
+        return memory.view(dtype).view(shape)
 
     def raw(self, size: int) -> Tensor:
         """Return `size` zero bytes, uint8. Raises ConfigError when there are none left."""

@@ -14,7 +14,8 @@ class TensorsRefusedError(Exception):
 
 def read_tensors(data: bytes) -> dict[str, Tensor]:
     """Return the named tensors. Raises TensorsRefusedError saying what the bytes are instead."""
-    if data.startswith(_PICKLED):
+    # A safetensors file begins with its header's length, whose bytes may be any, and the header.
+    if data.startswith(_PICKLED) and data[8:9] != b"{":
         raise TensorsRefusedError(
             "the tensors are pickled, and a pickle can run any code, so none is read; send the "
             "bytes of a safetensors file"
