@@ -96,7 +96,10 @@ def test_sleep_gives_weights_and_pages_back_and_the_same_text_comes_after(server
 def test_sleep_of_level_2_keeps_no_weights_and_serves_again_once_they_are_loaded(server, http):
     prompt = "A drummer who forgot everything"
     text = complete(http, prompt)
+    awake = resident(server)
     done(http, "/sleep", level=2)
+    if sys.platform == "linux":
+        assert awake - resident(server) > 92 * MIB
     done(http, "/wake_up", tags=["weights"])
     refused = http.post("/v1/completions", json={"model": MODEL, "prompt": prompt})
     assert refused.status_code == 503

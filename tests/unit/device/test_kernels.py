@@ -1,8 +1,10 @@
 """Native kernels are compiled once, tried before they are trusted, and done without if need be."""
 
 import logging
+import os
 import shutil
 import sys
+import time
 
 import pytest
 
@@ -78,6 +80,19 @@ def test_a_compiler_that_fails_is_quoted(tmp_path):
     with pytest.raises(NotCompiledError, match="no-such-thing"):
         compiled(broken, tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_killed_compile_left_is_removed_once_nobody_can_still_work_in_it(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(compiling, "_compile", lambda _, __, target: target.write_text("none"))
+    for name, age_s in (("compiling-old", 3600), ("compiling-now", 5)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "part.so").touch()
+        then = time.time() - age_s
+        os.utime(tmp_path / name, (then, then))
+    library = compiled(VARIANTS[-1], tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"compiling-now", library.name}
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path):

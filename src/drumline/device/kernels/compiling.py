@@ -10,10 +10,12 @@ import os
 import shutil
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 from msgspec import Struct
 
+from drumline.core.clock import SystemClock
 from drumline.core.leash import TooLongError, run_leashed
 
 _log = logging.getLogger(__name__)
@@ -23,6 +25,7 @@ _MAIN = "native.cpp"
 _COMPILERS = ("g++", "clang++", "c++")
 _FLAGS = ("-std=c++20", "-O3", "-fPIC", "-shared", "-pthread", "-w")
 _LONGEST_S = 300
+_WORK = "compiling-"
 
 
 class Variant(Struct, frozen=True):
@@ -78,13 +81,23 @@ def compiled(variant: Variant, folder: Path) -> Path:
         return target
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder, prefix="compiling-") as work:
+        _sweep(folder)
+        with tempfile.TemporaryDirectory(dir=folder, prefix=_WORK) as work:
             made = Path(work) / target.name
             _compile(compiler, variant, made)
             os.replace(made, target)
     except OSError as error:
         raise NotCompiledError(f"{folder} cannot be written: {error.strerror}") from error
     return target
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what compiles left behind whose process was killed."""
+    over = SystemClock().wall_s() - 2 * _LONGEST_S
+    for left in folder.glob(f"{_WORK}*"):
+        with suppress(OSError):  # another process may be quicker
+            if left.stat().st_mtime < over:
+                shutil.rmtree(left)
 
 
 def _digest(variant: Variant, compiler: str) -> str:
