@@ -77,7 +77,8 @@ def page_digests(
     frames[:, 1:] = tokens[: pages * granularity].reshape(pages, granularity)
     digests = []
     after_prior = _AFTER_PRIOR.copy
-    framed = framed_pages(frames)
+    # An element a page: thousands become bytes in one call.
+    framed = frames.view(f"V{frames.itemsize * frames.shape[1]}").reshape(-1).tolist()
     for frame in [frame + extra for frame in framed] if extra else framed:
         if prior:
             page = after_prior()
@@ -90,23 +91,11 @@ def page_digests(
     return b"".join(digests)
 
 
-def framed_pages(frames: npt.NDArray[np.int32], spare: int = 0) -> list[bytes]:
-    """Return what is hashed of each page behind its prior digest, in the shared namespace.
-
-    A row of `frames` has the count of the page's tokens, those, and `spare` more numbers,
-    which are left out.
-    """
-    unpack = _frame(4 * (frames.shape[1] - spare), 4 * spare).iter_unpack
-    return [frame for (frame,) in unpack(frames.tobytes())]
-
-
-@lru_cache(maxsize=64)
-def _frame(kept: int, left_out: int) -> struct.Struct:
-    return struct.Struct(f"{kept}s{left_out}x")
-
-
 def next_digests(priors: Sequence[bytes], frames: Sequence[bytes]) -> list[bytes]:
-    """Return the digest of each of `framed_pages`, `frames[i]` behind the page `priors[i]`."""
+    """Return the digest of the page behind each of `priors`, in the shared namespace.
+
+    `frames[i]` is its count of tokens and those, as int32 bytes.
+    """
     after_prior = _AFTER_PRIOR.copy
     digests = []
     for prior, frame in zip(priors, frames, strict=True):

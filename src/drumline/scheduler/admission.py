@@ -365,7 +365,7 @@ class Admission:
         if self._caching:
             adopting = None if self._sends else draft
             self._publication.publish_prompt(request, request.planned, adopting)
-        self._tables.expire(np.array([request.row]), draft)
+        self._tables.lines.expire(np.array([request.row]), draft)
         targets = self._targets(request, request.planned + tokens)
         if not self._tables.grow(request.row, targets, draft, self._states.next_needs):
             return None

@@ -6,42 +6,53 @@ to be due yet, when it was left out of a round in between, and is filed again.
 
 from collections.abc import Iterable, Sequence
 
+import numpy as np
+
+from drumline.scheduler.index import FEW, ZERO, IndexArray, scalar
+
 
 class Agenda:
     """Rows, by the round in which they are due. The next round is the one behind the last taken."""
 
-    __slots__ = ("_due", "_filed", "_next")
+    __slots__ = ("_due", "_due_of", "_filed", "_next")
 
-    def __init__(self) -> None:
-        self._due: dict[int, int] = {}
+    def __init__(self, size: int) -> None:
+        """Make place for rows below `size`."""
+        self._due: IndexArray = np.full(size, -1, np.intp)
         """The round that a row was filed under last."""
+        self._due_of = self._due.data
         self._filed: dict[int, list[list[int]]] = {}
         """By round, the rows that were filed together."""
         self._next = 0
 
-    def file(self, rows: list[int], waits: Sequence[int]) -> None:
+    def file(self, rows: Sequence[int], waits: Sequence[int]) -> None:
         """File `rows[i]`, which is filed nowhere, to be due `waits[i]` rounds after the next one.
 
-        Never before that one, even if its wait is below 0. `rows` is kept.
+        Never before that one, even if its wait is below 0.
         """
-        first = waits[0]
-        if waits.count(first) == len(waits):
-            self._file(rows, first)
-            return
         alike: dict[int, list[int]] = {}
         for row, wait in zip(rows, waits, strict=True):
-            alike.setdefault(max(wait, 0), []).append(row)
-        for wait, those in alike.items():
-            self._file(those, wait)
+            at = self._due_of[row] = self._next + max(wait, 0)
+            alike.setdefault(at, []).append(row)
+        for at, those in alike.items():
+            self._filed.setdefault(at, []).append(those)
 
-    def _file(self, rows: list[int], wait: int) -> None:
-        at = self._next + max(wait, 0)
-        self._due.update(dict.fromkeys(rows, at))
-        self._filed.setdefault(at, []).append(rows)
+    def file_many(self, rows: IndexArray, waits: IndexArray) -> None:
+        """Do what `file` does, with many rows of which most wait alike."""
+        waits = np.maximum(waits, ZERO)
+        different = set(waits.tolist())
+        if len(different) > FEW:
+            self.file(rows.tolist(), waits.tolist())
+            return
+        for wait in different:
+            those = rows if len(different) == 1 else rows[waits == scalar(wait)]
+            at = self._next + wait
+            self._due[those] = at
+            self._filed.setdefault(at, []).append(those.tolist())
 
     def leave(self, row: int) -> None:
         """Forget `row`, filed or not."""
-        for rows in self._filed.get(self._due.get(row, -1), ()):  # none if its round has passed
+        for rows in self._filed.get(self._due_of[row], ()):  # none if its round has passed
             if row in rows:
                 rows.remove(row)
 

@@ -20,17 +20,15 @@ from drumline.contract.census import PoolCensus
 from drumline.contract.specs import CacheGroup
 from drumline.core.errors import InvariantError
 from drumline.scheduler.eviction import EvictionOrder
-from drumline.scheduler.index import ONE, ZERO, IndexArray, blank, every, some
+from drumline.scheduler.index import ONE, ZERO, IndexArray, blank, every, scalar
 from drumline.scheduler.parents import Parents, Trial
-
-FULL_HISTORY = 2
-"""Eviction rank of blocks that carry history, behind those that only mark a boundary."""
 
 
 class BlockPool:
     """Parents 1 … num_parents-1 and the groups' blocks in them."""
 
     __slots__ = (
+        "_bases",
         "_forget",
         "_order",
         "_parents",
@@ -41,7 +39,6 @@ class BlockPool:
         "node",
         "num_parents",
         "packing",
-        "rank",
         "refs",
         "releases",
     )
@@ -57,6 +54,7 @@ class BlockPool:
         self.packing = [group.blocks_per_parent for group in groups]
         sizes = [(num_parents - 1) * packing for packing in self.packing]
         self.base = [sum(sizes[:index]) for index in range(len(sizes))]
+        self._bases = [scalar(base) for base in self.base]
         total = sum(sizes) + 1
         self.refs: IndexArray = blank(total)
         self.node: IndexArray = blank(total)
@@ -65,7 +63,6 @@ class BlockPool:
         self.group_of = np.zeros(total, np.int8)
         for index, (base, size) in enumerate(zip(self.base, sizes, strict=True)):
             self.group_of[base + 1 : base + 1 + size] = index
-        self.rank: IndexArray = np.full(len(groups), FULL_HISTORY)
         self.evictable = 0
         self.releases = 0
         """Grows whenever blocks become free or evictable; waiting for room watches it."""
@@ -121,6 +118,20 @@ class BlockPool:
         self.refs[blocks] = ONE
         return blocks
 
+    def take_each(self, counts: Sequence[int]) -> tuple[IndexArray, IntArray]:
+        """Take `counts[g]` blocks of the first groups; return them, group after group, and pages.
+
+        They are held once each. `fits` must have said yes.
+        """
+        blocks = self._parents.take_each(counts)
+        pages, first = blocks.astype(np.int32), 0
+        for group, count in enumerate(counts):
+            if group and count:
+                blocks[first : first + count] += self._bases[group]
+            first += count
+        self.refs[blocks] = ONE
+        return blocks, pages
+
     def take_one(self, group: int) -> tuple[int, int]:
         """Take one block of a group, and return it with the group's own page id for it."""
         page = self._parents.take_one(group)
@@ -139,22 +150,32 @@ class BlockPool:
 
         `epoch` is the admission whose hold it was; a block is as old as its newest hold.
         """
-        self.epoch[blocks] = np.maximum(self.epoch[blocks], epoch)
-        refs = self.refs[blocks] - ONE
-        self.refs[blocks] = refs
+        self._release(blocks, epoch, self.refs[blocks])
+
+    def _release(self, blocks: IndexArray, epoch: int | IndexArray, refs: IndexArray) -> None:
+        epochs = self.epoch[blocks] = np.maximum(self.epoch[blocks], epoch)
+        refs = self.refs[blocks] = refs - ONE
         idle = refs == ZERO
-        if not some(idle):
-            return
-        loose = blocks if every(idle) else blocks[idle]
+        if not every(idle):
+            blocks, epochs = blocks[idle], epochs[idle]
+            if not len(blocks):
+                return
         self.releases += 1
-        cached = self.node[loose] > ZERO
-        if every(cached):
-            self._file(loose)
+        cached = self.node[blocks] > ZERO
+        if not every(cached):
+            self._put(blocks[~cached])
+            blocks, epochs = blocks[cached], epochs[cached]
+        if len(blocks):
+            self._file(blocks, epochs)
+
+    def release_all(self, blocks: IndexArray, epochs: IndexArray) -> None:
+        """Do what `release` does, of blocks that may be named more than once."""
+        refs = self.refs[blocks]
+        if every(refs == ONE) or len(set(blocks.tolist())) == len(blocks):
+            self._release(blocks, epochs, refs)
             return
-        if some(cached):
-            self._file(loose[cached])
-            loose = loose[~cached]
-        self._put(loose)
+        for at in range(len(blocks)):
+            self.release(blocks[at : at + 1], epochs[at : at + 1])
 
     # -- the cache's side ---------------------------------------------------------
 
@@ -166,10 +187,9 @@ class BlockPool:
             self.releases += 1
             self._put(idle)
 
-    def _file(self, blocks: IndexArray) -> None:
+    def _file(self, blocks: IndexArray, epochs: IndexArray) -> None:
         self.evictable += len(blocks)
-        ranks = self.rank[self.group_of[blocks]]
-        self._order.file(blocks, self.epoch[blocks], ranks, self.evictable)
+        self._order.file(blocks, epochs, self.evictable)
 
     def _live(self, blocks: IndexArray, epoch: int) -> IndexArray:
         live = (self.refs[blocks] == 0) & (self.node[blocks] > 0) & (self.epoch[blocks] == epoch)
@@ -219,7 +239,7 @@ class BlockPool:
         spared = np.array([block for block in victims if block not in given], np.intp)
         if len(spared):
             self.evictable -= len(spared)
-            self._file(spared)
+            self._file(spared, self.epoch[spared])
         if chosen:
             self._evict(np.array(chosen[::-1]))
         return bool(chosen)

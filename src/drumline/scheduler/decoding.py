@@ -89,7 +89,7 @@ class Decoding:
         self._states = states
         self._publication = publication
         self._end = end
-        self._agenda = Agenda()
+        self._agenda = Agenda(len(rows.owners))
         self.roster = Roster(rows.sequence, rows.generation, config.decode_tokens)
         self._ready: list[Request] = []
         self._blocked: list[int] = []
@@ -204,7 +204,9 @@ class Decoding:
             and self._make_room_together(together, draft)
         ):
             due = list(joining)
-        blocked = []
+        blocked: list[int] = []
+        if not due:
+            return blocked
         for row in sorted(due, key=self._rows.sequence_of.__getitem__):
             if row in joining and self._caching:
                 request = joining[row]
@@ -212,7 +214,7 @@ class Decoding:
                 if self._sharing_tails:
                     self._publication.publish_tail(request, draft)
             if self._windows and self._tables.passed(row):
-                self._tables.expire(np.array([row]), draft)
+                self._tables.lines.expire(np.array([row]), draft)
             if not self._grow(row, draft):
                 blocked.append(row)
         return blocked
@@ -229,8 +231,8 @@ class Decoding:
         if self._reserved or (self._states and self._states.restless(rows)):
             return False
         if self._windows:
-            self._tables.expire(rows, draft)
-        return self._tables.extend(rows, self._step, draft)
+            self._tables.lines.expire(rows, draft)
+        return self._tables.lines.extend(rows, self._step, draft)
 
     def _grow(self, row: int, draft: Draft) -> bool:
         computed, limit = self._rows.computed_of[row], self._tables.max_tokens
@@ -317,7 +319,7 @@ class Decoding:
             self._agenda.file(due, [self._wait(row) for row in due])
             return
         rows = np.array(due, np.intp) if together is None else together
-        until = self._tables.lasts(rows)
+        until = self._tables.lines.lasts(rows)
         if self._caching:
             until = np.minimum(until, self._rows.hashed[rows] + self._page)
         wait = until - self._rows.computed[rows]
@@ -326,7 +328,7 @@ class Decoding:
         if self._states:
             # What the first decode read goes with the second.
             wait[self._states.reading(rows)] = 0
-        self._agenda.file(due, wait.tolist())
+        self._agenda.file_many(rows, wait)
 
     def _wait(self, row: int) -> int:
         """Return the rounds, this one aside, in which `row` can need no attention.

@@ -1,11 +1,10 @@
 """In which order cached blocks that nobody holds are given up.
 
 Blocks wait under the epoch of the admission that touched them last, oldest epoch
-first; within an epoch by rank, and within a rank the deepest first, so that a
-prefix outlives what hangs on it. Filing is cheap, as blocks are sorted into their
-buckets only when one is wanted, and never undone: a block that somebody took since, or
-that was touched again, is stale where it was filed and is skipped there. It knows blocks
-as numbers and asks others what they are.
+first; within an epoch the deepest first, so that a prefix outlives what hangs on it. Filing
+is cheap, as blocks are sorted into their buckets only when one is wanted, and never undone:
+a block that somebody took since, or that was touched again, is stale where it was filed and
+is skipped there. It knows blocks as numbers and asks others what they are.
 """
 
 import heapq
@@ -14,9 +13,6 @@ from collections.abc import Callable
 import numpy as np
 
 from drumline.scheduler.index import NOBODY, ZERO, IndexArray
-
-RANKS = 4
-"""Ranks of blocks within an epoch, given up in ascending order."""
 
 
 class EvictionOrder:
@@ -36,16 +32,16 @@ class EvictionOrder:
         self._depth = depth
         self._live = live
         self._pending: list[tuple[IndexArray, IndexArray]] = []
-        """Blocks and their buckets' keys, not in the buckets yet."""
+        """Blocks and their epochs, not in the buckets yet."""
         self._buckets: dict[int, list[IndexArray]] = {}
         self._keys: list[int] = []
         self._filed = 0
         self._front = -1
         """The bucket that is in order, if it is one array."""
 
-    def file(self, blocks: IndexArray, epochs: IndexArray, ranks: IndexArray, waiting: int) -> None:
+    def file(self, blocks: IndexArray, epochs: IndexArray, waiting: int) -> None:
         """File `blocks`; `waiting` is how many blocks in all are not stale."""
-        self._pending.append((blocks, epochs * RANKS + ranks))
+        self._pending.append((blocks, epochs))
         self._filed += len(blocks)
         if self._filed > 2 * waiting + 4096:
             self._compact()
@@ -84,7 +80,7 @@ class EvictionOrder:
             chosen, rest = bucket[at:], bucket[:at]
             self._filed -= len(chosen)
             # It was in order when it was sorted; since then, some may have been taken.
-            chosen = self._live(chosen, key // RANKS)
+            chosen = self._live(chosen, key)
             if len(rest):
                 self._buckets[key] = [rest]
             else:
@@ -101,7 +97,7 @@ class EvictionOrder:
         """Return a bucket's blocks that are not stale, the last to go first."""
         parts = self._buckets[key]
         blocks = np.unique(np.concatenate(parts))
-        live = self._live(blocks, key // RANKS)
+        live = self._live(blocks, key)
         self._filed -= sum(map(len, parts)) - len(live)
         return live[np.argsort(self._depth(live), kind="stable")]
 
@@ -132,7 +128,7 @@ class EvictionOrder:
         """
         self._settle()
         parts = [
-            self._live(np.unique(np.concatenate(self._buckets[key])), key // RANKS)
+            self._live(np.unique(np.concatenate(self._buckets[key])), key)
             for key in sorted(self._buckets)
         ]
         return np.concatenate(parts) if parts else NOBODY

@@ -64,11 +64,12 @@ class FreeList:
 class Parents:
     """Parents 1 … count-1, and what the groups have cut from them."""
 
-    __slots__ = ("_mask", "_owner", "_partial", "free", "loose", "packing", "used")
+    __slots__ = ("_mask", "_owner", "_partial", "_plain", "free", "loose", "packing", "used")
 
     def __init__(self, packing: Sequence[int], count: int) -> None:
         """`packing[g]` is how many blocks group g cuts a parent into."""
         self.packing = list(packing)
+        self._plain = all(blocks == 1 for blocks in packing)
         self.free = FreeList(count - 1)
         self.loose = [0] * len(self.packing)
         """Free blocks of each group inside parents that it owns."""
@@ -81,6 +82,8 @@ class Parents:
 
     def fits(self, needs: Sequence[int]) -> bool:
         """Whether there are `needs[g]` free blocks for every group together."""
+        if self._plain:
+            return sum(needs) <= len(self.free)
         return _fits(needs, self.packing, self.loose, len(self.free))
 
     def take(self, group: int, count: int) -> IndexArray:
@@ -88,6 +91,15 @@ class Parents:
         if self.packing[group] == 1:
             return self.free.take(count)
         return np.array([self._take_packed(group) for _ in range(count)], np.intp)
+
+    def take_each(self, counts: Sequence[int]) -> IndexArray:
+        """Take `counts[g]` blocks of the first groups and return their pages, group by group.
+
+        `fits` must have said yes.
+        """
+        if self._plain:
+            return self.free.take(sum(counts))
+        return np.concatenate([self.take(group, count) for group, count in enumerate(counts)])
 
     def take_one(self, group: int) -> int:
         """Take one block of a group and return its page. `fits` must have said yes."""

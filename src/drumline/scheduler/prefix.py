@@ -13,10 +13,13 @@ from itertools import repeat
 import numpy as np
 
 from drumline.core.errors import InvariantError
+from drumline.core.hashing import DIGEST_BYTES
 from drumline.scheduler.blocks import BlockPool
 from drumline.scheduler.index import FEW, NOBODY, IndexArray
 
 _FIRST_CAPACITY = 1024
+_DIGEST = np.dtype(f"V{DIGEST_BYTES}")
+
 _STRIDE = 256
 """Digests looked up at a time, so that a miss early in a long prompt ends the look."""
 Page = Sequence[Sequence[int]]
@@ -61,7 +64,7 @@ class PrefixIndex:
         self.end: IndexArray = np.zeros(size, np.intp)
         """Tokens from the start of the sequence to the boundary."""
         self._filled: IndexArray = np.zeros(size, np.intp)
-        self._digests = [b""] * size
+        self._digests = np.zeros(size, _DIGEST)
         self._nodes: dict[bytes, int] = {}
         self._free: IndexArray = np.arange(size - 1, 0, -1)
         self._free_count = size - 1
@@ -105,7 +108,8 @@ class PrefixIndex:
 
     def digest(self, node: int) -> bytes:
         """Return what names a boundary."""
-        return self._digests[node]
+        digest: bytes = self._digests[node].tobytes()
+        return digest
 
     def prior(self, node: int) -> bytes:
         """Return what a partial page's boundary is filed behind; empty for a full page's."""
@@ -270,7 +274,7 @@ class PrefixIndex:
         if self._free_count < count:
             self._grow(count)
         nodes = self._free[self._free_count - count : self._free_count].copy()
-        line, known, names = nodes.tolist(), self._nodes, self._digests
+        line, known = nodes.tolist(), self._nodes
         # One look at each digest says whether it was known, and makes it so if not.
         found = list(map(known.setdefault, digests, line))
         if found != line:
@@ -279,8 +283,7 @@ class PrefixIndex:
                     del known[digest]
             return None
         self._free_count -= count
-        for node, digest in zip(line, digests, strict=True):
-            names[node] = digest
+        self._digests[nodes] = np.frombuffer(b"".join(digests), _DIGEST)
         self.end[nodes] = ends
         return nodes
 
@@ -291,7 +294,7 @@ class PrefixIndex:
         self._free_count -= 1
         node = self._free.item(self._free_count)
         self._nodes[digest] = node
-        self._digests[node] = digest
+        self._digests[node] = np.void(digest)
         self.end[node] = end
         return node
 
@@ -302,7 +305,7 @@ class PrefixIndex:
             node = owner[block]
             owner[block] = 0
             if self.touched is not None:
-                self.touched[self._digests[node]] = None
+                self.touched[self.digest(node)] = None
             at = node * slots
             while cells[at] != block:
                 at += 1
@@ -313,7 +316,7 @@ class PrefixIndex:
                 self._forget_node(node)
 
     def _forget_node(self, node: int) -> None:
-        del self._nodes[self._digests[node]]
+        del self._nodes[self.digest(node)]
         self._free[self._free_count] = node
         self._free_count += 1
         if node in self._tail_of:
@@ -334,7 +337,7 @@ class PrefixIndex:
         self._cells = [line.data for line in self._lines]
         self.end = _lengthened(self.end, new)
         self._filled = _lengthened(self._filled, new)
-        self._digests += [b""] * (new - old)
+        self._digests = np.concatenate((self._digests, np.zeros(new - old, _DIGEST)))
         free = np.concatenate((np.arange(new - 1, old - 1, -1), self._free[: self._free_count]))
         self._free_count = len(free)
         self._free = _lengthened(free, new)
@@ -357,7 +360,7 @@ class PrefixIndex:
         live = sorted(self._nodes.values())
         if live != np.flatnonzero(filled).tolist():
             raise InvariantError("a boundary is known without blocks, or unknown with some")
-        if any(self._digests[node] != key for key, node in self._nodes.items()):
+        if any(self.digest(node) != key for key, node in self._nodes.items()):
             raise InvariantError("a boundary does not know its digest")
         if len(live) + self._free_count != len(self.end) - 1:
             raise InvariantError("a boundary is lost")

@@ -317,7 +317,7 @@ class Publication:
         if nodes is not None and draft is not None:
             owners = np.array(rows, np.intp)
             behind = fields.hashed[owners]
-            blocks = self._tables.page_blocks(owners, behind)
+            blocks = self._tables.lines.page_blocks(owners, behind)
             self._adopt(owners, behind, nodes, blocks, draft)
         return digests
 
@@ -331,9 +331,10 @@ class Publication:
         if not len(rows):
             return []
         digests = self._hash(rows.tolist(), fields.take_many_pages(rows, ends))
-        blocks = self._tables.page_blocks(rows, ends)
-        carried = [np.zeros(len(rows), np.intp)] * len(self._states)
-        nodes = self._index.publish(digests, ends, blocks + carried)
+        blocks = self._tables.lines.page_blocks(rows, ends)
+        if self._states:  # decodes write what they carry in place: nothing stays behind a page
+            blocks += [np.zeros(len(rows), np.intp)] * len(self._states)
+        nodes = self._index.publish(digests, ends, blocks)
         if nodes is not None and draft is not None:
             self._adopt(rows, ends, nodes, blocks, draft)
         return digests

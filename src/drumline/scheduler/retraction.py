@@ -176,7 +176,7 @@ class Retraction:
     def _suspend(self, request: Request, draft: Draft) -> None:
         row = request.row
         # Nothing is in flight: what the restored row looks back on is known, and is the image.
-        self._tables.expire(np.array([row]), draft, settled=True)
+        self._tables.lines.expire(np.array([row]), draft, settled=True)
         if self._caching:
             self._publication.publish_end(request)
         digests = self._publication.row_digests(request) if self._caching else []

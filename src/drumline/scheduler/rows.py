@@ -16,7 +16,6 @@ from msgspec import Struct
 
 from drumline.contract.arrays import IntArray
 from drumline.core.errors import InvariantError
-from drumline.core.hashing import framed_pages
 from drumline.scheduler.index import IndexArray, scalar
 from drumline.scheduler.requests import Request
 
@@ -36,13 +35,14 @@ class Rows:
     """Fields of running requests, by row."""
 
     __slots__ = (
-        "_behind",
         "_bytes",
         "_cells",
         "_cursor_of",
         "_free",
+        "_front",
         "_page",
         "_page_tokens",
+        "_records",
         "ahead",
         "columns",
         "columns_of",
@@ -93,9 +93,9 @@ class Rows:
         """Planned chunks whose result has no tokens, ahead of what is outstanding."""
         self.quiet = 0
         """The sum of `silent`."""
-        self.columns: list[IndexArray] = [np.zeros(size, np.intp) for _ in range(groups)]
-        """Columns of each group's block table that the row uses."""
-        self.first: list[IndexArray] = [np.zeros(size, np.intp) for _ in range(groups)]
+        self.columns: IndexArray = np.zeros((groups, size), np.intp)
+        """Columns of each group's block table that the row uses, [group, row]."""
+        self.first: IndexArray = np.zeros((groups, size), np.intp)
         """The first of them that is not null, the group's window having passed the others."""
         self.hashed: IndexArray = np.zeros(size, np.intp)
         """Tokens in pages whose digest is known."""
@@ -106,7 +106,9 @@ class Rows:
         self.frames[:, 0] = page_tokens
         self.newest: IntArray = self.frames[:, 1:]
         """Those tokens."""
-        self._behind = self.newest[:, :ahead_tokens]
+        self._records = self.frames.view(_record(page_tokens, ahead_tokens)).reshape(-1)
+        """The same memory, a frame an element: thousands are taken, or become bytes, in a call."""
+        self._front = self._records["front"]
         """Where tokens go that were known beyond a page which is hashed."""
         self.cursor: IndexArray = np.zeros(size, np.intp)
         """Where in the flattened `frames` the row's next token goes."""
@@ -197,11 +199,12 @@ class Rows:
 
     def take_many_pages(self, rows: IndexArray, ends: IndexArray) -> list[bytes]:
         """Do what `take_pages` does, with all rows at once, whose pages end at `ends`."""
-        frames = self.frames.take(rows, 0)
-        self._behind[rows] = frames[:, 1 + self._page :]
+        taken = self._records.take(rows)
+        self._front[rows] = taken["behind"]
         self.cursor[rows] -= self._page_tokens
         self.hashed[rows] = ends
-        return framed_pages(frames, self.ahead)
+        pages: list[bytes] = taken["page"].tolist()
+        return pages
 
     def suspend(self, row: int) -> Suspended:
         """Return what `resume` needs."""
@@ -239,3 +242,17 @@ class Rows:
                 raise InvariantError(f"row {row} is lost")
         if self.quiet != int(self.silent.sum()):
             raise InvariantError("chunks without tokens are miscounted")
+
+
+def _record(page_tokens: int, ahead_tokens: int) -> np.dtype[np.void]:
+    """Return what a frame is made of: the page as it is hashed, the tokens at its front, and
+    as many behind it."""
+    page, ahead = 4 * page_tokens, 4 * ahead_tokens
+    return np.dtype(
+        {
+            "names": ["page", "front", "behind"],
+            "formats": [f"V{4 + page}", f"V{ahead}", f"V{ahead}"],
+            "offsets": [0, 4, 4 + page],
+            "itemsize": 4 + page + ahead,
+        }
+    )

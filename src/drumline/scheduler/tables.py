@@ -6,7 +6,6 @@ data plane's own tables change by those alone.
 """
 
 from collections.abc import Sequence
-from functools import reduce
 
 import numpy as np
 
@@ -14,7 +13,8 @@ from drumline.contract.specs import CacheGroup
 from drumline.core.errors import InvariantError
 from drumline.scheduler.blocks import BlockPool
 from drumline.scheduler.draft import Draft
-from drumline.scheduler.index import NOBODY, ONE, ZERO, IndexArray, blank, every, scalar, some
+from drumline.scheduler.index import NOBODY, IndexArray, blank
+from drumline.scheduler.lines import Lines
 from drumline.scheduler.match import Match
 from drumline.scheduler.rows import Rows
 
@@ -23,20 +23,14 @@ class BlockTables:
     """Each group's table, `table[row, column]`, in pool-wide block numbers."""
 
     __slots__ = (
-        "_lasting",
-        "_limit",
-        "_line",
         "_no_others",
         "_page",
-        "_parts",
-        "_passing",
         "_pool",
         "_rows",
-        "_sizes",
-        "_start",
         "_table_of",
         "_unsure",
         "block_tokens",
+        "lines",
         "max_tokens",
         "table",
         "windows",
@@ -61,33 +55,25 @@ class BlockTables:
         self._rows = rows
         self._page = page_tokens
         self.block_tokens = [group.block_tokens for group in groups]
-        # Of every group, what arrays of rows are reckoned with.
-        self._sizes = [scalar(tokens) for tokens in self.block_tokens]
-        self._parts = [np.arange(-(page_tokens // tokens), 0) for tokens in self.block_tokens]
         self.windows = [group.window_tokens for group in groups]
         """Tokens a token of the group looks back on, itself included; None is all."""
-        self._passing = [window and scalar(self._unsure + window - 1) for window in self.windows]
-        """Tokens a row may have while the window has not passed a token yet."""
-        self._lasting = [
-            window and scalar(tokens + window - 1)
-            for window, tokens in zip(self.windows, self.block_tokens, strict=True)
-        ]
-        """Tokens it has when the window has passed the first block."""
+        widths = [-(-max_tokens // tokens) for tokens in self.block_tokens]
+        cells = blank(size * sum(widths))
+        ends = np.cumsum([size * width for width in widths])
         self.table: list[IndexArray] = [
-            blank(size, -(-max_tokens // tokens)) for tokens in self.block_tokens
+            part.reshape(size, width)
+            for part, width in zip(np.split(cells, ends[:-1]), widths, strict=True)
         ]
         self._table_of = [table.data for table in self.table]
         """The same memory, for who looks at single cells."""
-        self._line = [table.reshape(-1) for table in self.table]
-        """The same memory in a line: numpy finds cells by one number sooner than by two."""
-        self._start = [np.arange(size) * table.shape[1] for table in self.table]
-        """Where each row starts there."""
+        self.lines = Lines(
+            groups, self.table, cells, page_tokens, unsure_tokens, other_groups, pool, rows
+        )
+        """For who looks at many rows at once."""
         self.max_tokens = min(
-            table.shape[1] * tokens
-            for table, tokens in zip(self.table, self.block_tokens, strict=True)
+            width * tokens for width, tokens in zip(widths, self.block_tokens, strict=True)
         )
         """Tokens a row has columns for."""
-        self._limit = scalar(self.max_tokens)
 
     def first_column(self, group: int, tokens: int) -> int:
         """Return the first column that a token at position `tokens` looks back on."""
@@ -212,19 +198,6 @@ class BlockTables:
         ]
         return [part[part > 0] for part in parts]
 
-    def page_blocks(self, rows: IndexArray, ends: IndexArray) -> list[IndexArray]:
-        """Return each group's blocks of the pages of `rows` that end at `ends`, in a line."""
-        lines = []
-        for line, start, size, parts in zip(
-            self._line, self._start, self._sizes, self._parts, strict=True
-        ):
-            behind = start[rows] + ends // size
-            if len(parts) > 1:
-                lines.append(line[(behind[:, None] + parts).reshape(-1)])
-            else:
-                lines.append(line[behind + parts])
-        return lines
-
     def page_cells(self, row: int, end: int) -> list[list[int]]:
         """Return each group's blocks of the page of `row` that ends at `end`."""
         page = []
@@ -243,96 +216,10 @@ class BlockTables:
                     return True
         return False
 
-    def expire(self, rows: IndexArray, draft: Draft, *, settled: bool = False) -> None:
-        """Give up the blocks that the windows of `rows` have passed.
-
-        Unless their tokens are `settled`, some may yet turn out to have been rejected.
-        """
-        fields = self._rows
-        for group, (passing, size) in enumerate(zip(self._passing, self._sizes, strict=True)):
-            if passing is None:
-                continue
-            computed = fields.computed[rows]
-            if settled:
-                computed += self._unsure
-            passed = (computed - passing) // size
-            live = np.minimum(passed, fields.columns[group][rows])
-            old = fields.first[group][rows]
-            slid = live > old
-            if some(slid):
-                owners = rows
-                if not every(slid):
-                    owners, live, old = rows[slid], live[slid], old[slid]
-                fields.first[group][owners] = live
-                self._drop(group, *_spread(owners, old, live - old), draft)
-
-    def _drop(self, group: int, rows: IndexArray, columns: IndexArray, draft: Draft) -> None:
-        """Null the cells (rows[i], columns[i])."""
-        cells = self._start[group][rows] + columns
-        blocks = self._line[group][cells]
-        self._line[group][cells] = ZERO
-        held = blocks > 0
-        blocks, epochs = blocks[held], self._rows.epoch[rows[held]]
-        if len(set(blocks.tolist())) == len(blocks):
-            self._pool.release(blocks, epochs)
-        else:  # rows that share a block pass it together
-            for at in range(len(blocks)):
-                self._pool.release(blocks[at : at + 1], epochs[at : at + 1])
-        draft.patch(
-            group,
-            rows.astype(np.int32),
-            columns.astype(np.int32),
-            np.zeros(len(rows), np.int32),
-        )
-
-    def extend(self, rows: IndexArray, tokens: IndexArray, draft: Draft) -> bool:
-        """Give each of `rows` room for `tokens`, a scalar, more, all or, returning False, none.
-
-        False also where a row would have more than fit into it.
-        """
-        target = self._rows.computed[rows] + tokens
-        if some(target > self._limit):
-            return False
-        missing: list[tuple[IndexArray, IndexArray]] = []
-        for used, size in zip(self._rows.columns, self._sizes, strict=True):
-            columns, owners = used[rows], rows
-            short = columns * size < target
-            if not every(short):
-                owners, columns = rows[short], columns[short]
-            if tokens.item() > size.item():
-                owners, columns = _spread(owners, columns, -(-target[short] // size) - columns)
-            missing.append((owners, columns))
-        needs = [len(owners) for owners, _columns in missing]
-        if not self._pool.make_room(needs + self._no_others):
-            return False
-        for group, (owners, columns) in enumerate(missing):
-            if len(owners):
-                self._append(group, owners, columns, draft)
-        return True
-
-    def _append(self, group: int, rows: IndexArray, columns: IndexArray, draft: Draft) -> None:
-        """Put new blocks into the cells (rows[i], columns[i]), a row's in order."""
-        blocks = self._pool.take(group, len(rows))
-        self._line[group][self._start[group][rows] + columns] = blocks
-        self._rows.columns[group][rows] = columns + ONE
-        pages = self._pool.pages(group, blocks)
-        draft.patch(group, rows.astype(np.int32), columns.astype(np.int32), pages)
-        draft.zero(group, pages)
-
-    def lasts(self, rows: IndexArray) -> IndexArray:
-        """Return the tokens each of `rows` has when it next needs or gives up a block."""
-        lines = []
-        for lasting, size, columns, first in zip(
-            self._lasting, self._sizes, self._rows.columns, self._rows.first, strict=True
-        ):
-            lines.append(columns[rows] * size)
-            if lasting is not None:
-                lines.append(first[rows] * size + lasting)
-        return reduce(np.minimum, lines)
-
     def last(self, row: int) -> int:
         """Return the tokens `row` has when it next needs or gives up a block."""
-        fields, ends = self._rows, []
+        fields = self._rows
+        ends: list[int] = []
         for group, (window, size) in enumerate(zip(self.windows, self.block_tokens, strict=True)):
             ends.append(fields.columns_of[group][row] * size)
             if window is not None:
@@ -410,13 +297,3 @@ class BlockTables:
                     raise InvariantError(f"row {row} has blocks beyond its last column")
         if not np.array_equal(held, self._pool.refs):
             raise InvariantError("a block's holds are not those of the tables")
-
-
-def _spread(
-    rows: IndexArray, first: IndexArray, counts: IndexArray
-) -> tuple[IndexArray, IndexArray]:
-    """Return rows and columns of the cells `first[i]` … `first[i]+counts[i]-1` of `rows[i]`."""
-    if every(counts == ONE):
-        return rows, first
-    starts = np.repeat(np.cumsum(counts) - counts, counts)
-    return np.repeat(rows, counts), np.repeat(first, counts) + np.arange(len(starts)) - starts

@@ -230,7 +230,7 @@ def test_the_room_for_one_request_leaves_a_forward_in_flight_its_tokens(depth, w
 def test_what_waits_is_told_in_one_order_however_often_somebody_asked_before(asked):
     order = EvictionOrder(lambda blocks: blocks, lambda blocks, _epoch: blocks)
     for blocks, epoch in (([7, 8], 5), ([1, 2], 3)):
-        order.file(np.array(blocks), np.full(2, epoch), np.zeros(2, np.intp), waiting=4)
+        order.file(np.array(blocks), np.full(2, epoch), waiting=4)
         if asked:
             order.waiting()
     assert order.waiting().tolist() == [1, 2, 7, 8]
