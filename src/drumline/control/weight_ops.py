@@ -89,6 +89,15 @@ class WeightOps:
         rows = _joined(parts, asked.rows)
         return Done(True, msgspec.json.encode(rows.tolist()).decode())
 
+    def _why(self, mine: str | None, otherwise: str) -> str:
+        """Return what this rank says, or else the first of its replica that says anything.
+
+        Stages of a pipeline have different weights: the rank that answers may know nothing.
+        Collective: over the replica, where an agreement failed.
+        """
+        said = self._replica.all_gather((mine or "").encode())
+        return mine or next(filter(None, said), otherwise.encode()).decode()
+
     def _join(self, work: JoinGroup) -> Done:
         """Have all ranks be in a group, or none."""
         last = work.rank_offset + self._ranks
@@ -113,7 +122,7 @@ class WeightOps:
         if not self._agreed(fault is None):
             if fault is None:
                 self._data_plane.leave_weight_group(work.name)
-            return Done(False, fault or f"another rank could not join group {work.name}")
+            return Done(False, self._why(fault, f"another rank could not join group {work.name}"))
         return Done(True, f"joined group {work.name}, from rank {work.rank_offset} on")
 
     def _own(self, work: TensorParts) -> TensorWeights | str:
@@ -134,7 +143,7 @@ class WeightOps:
         fault = source if isinstance(source, str) else plane.open_weights(source)
         if not self._agreed(fault is None):
             plane.settle_weights(False)
-            return Done(False, fault or "another rank cannot load these weights")
+            return Done(False, self._why(fault, "another rank cannot load these weights"))
         # One rank that is to forget its prefixes has all do it: they were asked one by one.
         if not self._agreed(not flush) and not self._cleared():
             plane.settle_weights(False)
@@ -147,8 +156,10 @@ class WeightOps:
             done = f"weights loaded from {what}"
             if self._agreed(absent is None):
                 return Done(True, done, whole=True)
-            return Done(True, f"{done}; {absent or 'a weight'} is one that is still to come")
-        fault = fault or "another rank could not load these weights"
+            return Done(
+                True, f"{done}; {self._why(absent, 'a weight')} is one that is still to come"
+            )
+        fault = self._why(fault, "another rank could not load these weights")
         if not self._discards:
             return Done(False, fault)
         lost = (
