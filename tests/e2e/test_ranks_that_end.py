@@ -28,9 +28,16 @@ LAYOUTS = (TENSOR, DATA, BOTH, STAGES, Layout(2, 1, 2))
 EVERY_RANK = [(layout, rank) for layout in LAYOUTS for rank in range(layout.size)] * SOAK
 
 
+def named(value):
+    """Return what a test calls a layout: its sizes, tensor-parallel first."""
+    if isinstance(value, Layout):
+        return f"tp{value.tensor} dp{value.data} pp{value.pipeline}"
+    return str(value)
+
+
 def of_ranks(*quick):
     """Parametrize by layout and the rank that something happens to."""
-    return pytest.mark.parametrize(("layout", "victim"), EVERY_RANK or quick)
+    return pytest.mark.parametrize(("layout", "victim"), EVERY_RANK or quick, ids=named)
 
 
 def laid_out(model, layout, **options):
@@ -135,7 +142,7 @@ ENDINGS = [(*of, ending) for of in EVERY_RANK for ending in (signal.SIGKILL, sig
 ]
 
 
-@pytest.mark.parametrize(("layout", "victim", "ending"), ENDINGS)
+@pytest.mark.parametrize(("layout", "victim", "ending"), ENDINGS, ids=named)
 def test_a_server_of_which_a_rank_ends_or_hangs_ends_with_1(tiny_model, layout, victim, ending):
     sizes = {
         "--tensor-parallel-size": layout.tensor,
@@ -167,7 +174,9 @@ def faulty(fault, rank):
 
 # A replica of one rank has nobody to differ from.
 @pytest.mark.parametrize(
-    ("layout", "victim"), [each for each in EVERY_RANK if each[0].members > 1] or [(BOTH, 3)]
+    ("layout", "victim"),
+    [each for each in EVERY_RANK if each[0].members > 1] or [(BOTH, 3)],
+    ids=named,
 )
 def test_a_rank_that_goes_astray_is_told_by_round_rank_and_field_and_all_stop_there(
     tiny_model, layout, victim, capfd

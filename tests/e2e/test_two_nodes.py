@@ -95,7 +95,7 @@ def alone(tiny_model):
     return asyncio.run(ask())
 
 
-LAYOUTS = [("--tensor-parallel-size", "2"), ("--data-parallel-size", "2")]
+LAYOUTS = [(f"--{kind}-parallel-size", "2") for kind in ("tensor", "data", "pipeline")]
 CASES = [(layout, end) for layout in LAYOUTS for end in ("cut", "killed", "stopped")]
 
 

@@ -196,7 +196,7 @@ class Fleet:
         """Ranks and rounds after which some of a rank's memory was released."""
         self._seed = seed
         self._busy: dict[tuple[int, int], bool] = {}
-        """By engine and round: whether requests were left after it."""
+        """By engine and round: whether something was left to do after it."""
 
     def owner(self, engine: int) -> Simulation:
         """Return the rank that holds an engine's link to its frontend."""
@@ -237,7 +237,9 @@ class Fleet:
             if sim.plane.gone:
                 self.gone.add((rank, round_))
             if leads:
-                self._busy[engine, round_] = bool(sim.frontend.live or sim.frontend.queued)
+                # Copies that slow planes have not done yet hold pages, too.
+                busy = sim.frontend.live or sim.frontend.queued or not sim.loop.idle
+                self._busy[engine, round_] = bool(busy)
             sim.clock.advance(ROUND_US)
             if stop:
                 self.rounds[rank] = round_
