@@ -38,7 +38,7 @@ class SmallDevice:
     ):
         self.config = Config(
             model=ModelConfig(
-                model=directory and str(directory), dtype=Dtype.FLOAT32, **(model or {})
+                model=directory and str(directory), **({"dtype": Dtype.FLOAT32} | (model or {}))
             ),
             cache=CacheConfig(
                 max_total_tokens=16 * (pages - 1), prefix_granularity=GRANULARITY, **cache
@@ -61,12 +61,13 @@ class SmallDevice:
         self.built.handle.stop()
 
 
-def half_of(directory, store, index, stages):
+def half_of(directory, store, index, stages, **how):
     """Return one of two devices that share a model: two stages, or the two ranks of one."""
     if stages == 1:
         group = LinkedGroup(store, index, 2, host="127.0.0.1")
-        return SmallDevice(directory, tp=2, group=group)
-    return SmallDevice(directory, stages=LinkedStages(store, index, 2, host="127.0.0.1"))
+        return SmallDevice(directory, tp=2, group=group, **how)
+    linked = LinkedStages(store, index, 2, host="127.0.0.1")
+    return SmallDevice(directory, stages=linked, **how)
 
 
 class SmallRank:

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
+from tests.fakes.meshes import meshes, together
 from torch import distributed
 
 from drumline.contract.weights import TensorWeights
+from drumline.core.config import Dtype
 from drumline.core.errors import ConfigError, InvariantError
 from drumline.core.model_files import find_model
 from drumline.device.models.checkpoint import open_checkpoint
@@ -19,6 +21,7 @@ from drumline.device.models.shard import most_layers, shard_of
 from drumline.device.parallel import LinkedStages, LostMemberError, Passage, SingleStage
 
 from .conftest import FAMILIES
+from .small_rank import SmallDevice, SmallRank, half_of
 from .test_models import Loaded
 from .test_serving_weights import seated
 
@@ -157,6 +160,40 @@ def test_only_the_last_stage_has_a_head(checkpoint):
     part = Loaded(checkpoint("llama")[1], stage=0, stages=2)
     with pytest.raises(InvariantError, match="the last stage alone has a head"):
         part.decoder.logits(torch.zeros(1, 64))
+
+
+@pytest.mark.parametrize("dtype", [Dtype.FLOAT32, Dtype.BFLOAT16])
+def test_two_stages_say_what_one_rank_says_in_any_float_type(checkpoint, dtype):
+    directory = checkpoint("qwen3")[1]
+    store, stop = distributed.HashStore(), threading.Event()
+    prompts = {f"r{n}": PROMPT[n : n + 5 + 7 * n] for n in range(5)}
+    how = {"model": {"dtype": dtype, "deterministic": True}}
+
+    def ask(rank):
+        for rid, prompt in prompts.items():
+            rank.submit(rid, prompt, max_new_tokens=12)
+        while rank.frontend.live or rank.frontend.queued:
+            rank.run()
+        return {rid: rank.answer(rid).ids for rid in prompts}
+
+    def serve(end):
+        device = half_of(directory, store, end.index, 2, **how)
+        replica, pipeline = end.group([0, 1]), end.group([0, 1], "pipeline")
+        leads = end.index == 0
+        rank = SmallRank(device, depth=2, chunk=9, replica=replica, pipeline=pipeline, leads=leads)
+        told = ask(rank) if leads else None
+        if leads:
+            stop.set()
+        while not rank.loop.round(stop.is_set()):
+            pass
+        device.close()
+        return told
+
+    alone = SmallDevice(directory, **how)
+    expected = ask(SmallRank(alone, depth=1, chunk=9))
+    alone.close()
+    with meshes(2) as ends:
+        assert together(ends, serve) == [expected, None]
 
 
 # Weights by name
