@@ -39,6 +39,10 @@ def unreleasable(engine):
 
 
 ASLEEP = "memory is released (weights, kv_cache)"
+UNLOADED = (
+    "the weights were dropped, and none are loaded; call update_weights_from_disk, once their "
+    "memory is there"
+)
 CANNOT = "cannot be recorded here; CPU, MEM can"
 
 REFUSED = [
@@ -59,6 +63,12 @@ REFUSED = [
      "paused with mode keep; call resume_scheduler, or pause with mode wait or abort"),
     (unreleasable, (), "/sleep",
      "nothing was released: no room to keep the weights in /tmp"),
+    (None, (), "/sleep?level=2&tags=kv_cache",
+     "to drop the weights is to release them; the tags name kv_cache alone"),
+    (None, ("/sleep?level=2",), "/update_weights_from_disk?model_path=x",
+     "the weights are released"),
+    (None, ("/sleep?level=2", "/wake_up"), "/pause?mode=keep", UNLOADED),
+    (None, ("/sleep?level=2", "/wake_up"), "/resume", UNLOADED),
     (None, (), "/wake_up?tags=weights", "not released: weights"),
     (None, (), "/resume_memory_occupation?tags=x",
      "invalid tags ['x']; there are weights, kv_cache"),
