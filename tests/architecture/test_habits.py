@@ -158,3 +158,26 @@ def test_the_forward_waits_for_the_device_at_known_places_only():
         "device/host_cache.py:HostPool.__init__",
         "device/kv.py:KvPool.__init__",
     }
+
+
+def test_nothing_is_compiled_while_a_rank_serves():
+    """Compilers are run for kernels alone, which `make setup` or a start does."""
+    compilers = {
+        f"{name}: {callee(call)}"
+        for name in TREES
+        if name.startswith("device/")
+        for _, call in calls(name)
+        if callee(call).startswith(
+            ("torch.compile", "torch.jit", "torch._dynamo", "subprocess.", "run_leashed")
+        )
+    }
+    assert compilers == {"device/kernels/compiling.py: run_leashed"}
+
+
+def test_the_control_thread_serves_where_it_reaches_no_device():
+    serving = [
+        [ast.unparse(item.context_expr) for item in node.items]
+        for node in ast.walk(TREES["rank/wiring.py"])
+        if isinstance(node, ast.With) and "loop.run(stop)" in ast.unparse(node.body[0])
+    ]
+    assert serving[-1] == ["NoDevice()"]

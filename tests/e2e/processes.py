@@ -84,9 +84,9 @@ class Server:
 
 
 def environment() -> dict[str, str]:
-    """Return this environment without what would change a run."""
+    """Return this environment without what would change a run, and what makes it strict."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("DRUMLINE_")}
-    return kept | {"HF_HUB_OFFLINE": "1"}
+    return kept | {"HF_HUB_OFFLINE": "1", "DRUMLINE_DEVICE_CHECKS": "error"}
 
 
 def run(*arguments: str, stdin: str = "", timeout_s: float = START_S) -> "Run":

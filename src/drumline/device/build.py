@@ -43,6 +43,7 @@ class StartUp(Struct, frozen=True):
 
     load_ms: int
     pool_bytes: int
+    device: torch.device
 
 
 class DeviceBuild(Struct, frozen=True):
@@ -177,4 +178,4 @@ def _build(config: Config, group: TensorGroup, stages: Stages) -> DeviceBuild:
         timeout_s=config.model.weight_update_timeout,
     )
     handle = DeviceHandle(executor, pool, table, sampler, cache, serving, Profiler(device, clock))
-    return DeviceBuild(specs, handle, StartUp(load_ms, budget.pool_bytes))
+    return DeviceBuild(specs, handle, StartUp(load_ms, budget.pool_bytes, device))

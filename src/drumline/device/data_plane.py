@@ -101,7 +101,7 @@ class QueuedDataPlane:
 
     def restore_memory(self, regions: Sequence[Region]) -> None:
         """Take regions back, and wait."""
-        self._thread.submit(partial(self._handle.restore_memory, tuple(regions))).wait()
+        self._thread.finish(partial(self._handle.restore_memory, tuple(regions)))
 
     def open_profile(self, recording: Recording) -> str | None:
         """Make sure that this can be recorded and written, and wait; returns why it cannot."""
@@ -125,7 +125,7 @@ class QueuedDataPlane:
 
     def settle_weights(self, taken: bool) -> None:
         """Serve what was loaded, or let it go, and wait."""
-        self._thread.submit(partial(self._handle.weights.settle, taken)).wait()
+        self._thread.finish(partial(self._handle.weights.settle, taken))
 
     def join_weight_group(self, group: WeightGroup) -> str | None:
         """Become a member of a trainer's group, and wait; returns why not."""
@@ -133,7 +133,7 @@ class QueuedDataPlane:
 
     def leave_weight_group(self, name: str) -> None:
         """Be no member of a group any more, and wait."""
-        self._thread.submit(partial(self._handle.weights.leave, name)).wait()
+        self._thread.finish(partial(self._handle.weights.leave, name))
 
     def read_weight(self, name: str, rows: int) -> WeightRows | str | None:
         """Return this rank's part of a weight's first rows, behind all that is queued."""

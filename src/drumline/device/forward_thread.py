@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from drumline.core.errors import DrumlineError, InvariantError, PeerError
+from drumline.device.guards import ForwardChecks
 
 T = TypeVar("T")
 
@@ -63,7 +64,7 @@ class _Task(Generic[T]):
 class ForwardThread:
     """Runs tasks one at a time, first in, first out."""
 
-    __slots__ = ("_failure", "_queue", "_thread")
+    __slots__ = ("_checks", "_failure", "_queue", "_thread")
 
     def __init__(self) -> None:
         # A forward takes the interpreter's lock again after each operation: with the default
@@ -71,6 +72,7 @@ class ForwardThread:
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
         self._queue: queue.SimpleQueue[_Task[object] | None] = queue.SimpleQueue()
         self._failure: BaseException | None = None
+        self._checks: ForwardChecks | None = None
         self._thread = threading.Thread(target=self._serve, name="forward", daemon=True)
         self._thread.start()
 
@@ -95,11 +97,28 @@ class ForwardThread:
     def call(self, run: Callable[[], T]) -> T:
         """Run a task and return its value, or raise what it raised; later ones still run."""
         self.check()
-        value: T | None = self._put(run, vital=False).wait()
+        value: T | None = self._put(self._waiting(run), vital=False).wait()
         return value  # type: ignore[return-value]  # None only where T is
+
+    def finish(self, run: Callable[[], T]) -> None:
+        """Run a task that must not fail, as one of `submit`, and wait for it."""
+        self.submit(self._waiting(run)).wait()
+
+    def _waiting(self, run: Callable[[], T]) -> Callable[[], T]:
+        """Return a task that may wait for the device, as somebody waits for the task."""
+        return run if self._checks is None else self._checks.waiting()(run)
+
+    def serve_checked(self, checks: ForwardChecks) -> None:
+        """Start-up is over: no task may compile from now on, and none of `submit` may wait for
+        the device.
+        """
+        self.call(checks.arm)
+        self._checks = checks
 
     def stop(self, timeout_s: float = 60.0) -> None:
         """Run what is queued, then end the thread, which is waited for `timeout_s`. Idempotent."""
+        if self._checks is not None:
+            self._checks.disarm()
         self._queue.put(None)
         self._thread.join(timeout_s)
         if self.alive:

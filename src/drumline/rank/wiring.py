@@ -21,6 +21,7 @@ from drumline.core.model_files import find_model
 from drumline.device.build import build
 from drumline.device.data_plane import QueuedDataPlane
 from drumline.device.forward_thread import ForwardThread
+from drumline.device.guards import ForwardChecks, NoDevice
 from drumline.device.parallel import (
     LinkedGroup,
     LinkedStages,
@@ -72,6 +73,7 @@ def _serve(
     specs = device.specs
     scheduler = Scheduler(SchedulerConfig.of(specs, config))
     data_plane = QueuedDataPlane(device.handle, thread)
+    checks = ForwardChecks(config.process.device_checks, device.startup.device)
     del device  # what start-up alone needed is freed
     reports.begin("comparing with the other ranks")
     company.compare(specs)
@@ -118,6 +120,7 @@ def _serve(
             weight_version=config.model.weight_version,
         )
         freeze_heap()
+        thread.serve_checked(checks)
         # Nobody enters the first round's exchange while others still start.
         reports.begin("waiting for the other ranks")
         company.meet()
@@ -125,7 +128,8 @@ def _serve(
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: stop.set())
         reports.ready(_summary(specs))
-        loop.run(stop)
+        with NoDevice():
+            loop.run(stop)
         reports.begin("finishing the last forwards")
     except DrumlineError:
         # The forward thread may never answer again; nothing waits for it.

@@ -16,7 +16,7 @@ from drumline.core.config.fields import parse_bytes, tcp
 from drumline.core.config.grammar import GrammarBackend, GrammarConfig
 from drumline.core.config.model import Dtype, ModelConfig, Quantization, WeightUpdatePolicy
 from drumline.core.config.parallel import DistributedBackend, LoadBalance, ParallelConfig
-from drumline.core.config.process import LogLevel, ProcessConfig
+from drumline.core.config.process import DeviceChecks, LogLevel, ProcessConfig
 from drumline.core.config.schedule import Role, ScheduleConfig, SchedulingPolicy
 from drumline.core.config.serving import (
     ChatConfig,
@@ -33,6 +33,7 @@ __all__ = [
     "CacheConfig",
     "ChatConfig",
     "Config",
+    "DeviceChecks",
     "DistributedBackend",
     "Dtype",
     "FrontendConfig",

@@ -17,6 +17,13 @@ class LogLevel(StrEnum):
     ERROR = "error"
 
 
+class DeviceChecks(StrEnum):
+    """What becomes of a forward thread that waits for its device, or compiles, while it serves."""
+
+    WARN = "warn"
+    ERROR = "error"
+
+
 class ProcessConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How the engine's processes start, stop and speak."""
 
@@ -40,6 +47,13 @@ class ProcessConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         LogLevel | None,
         Meta(description="how much is logged; info for a server, else warning"),
     ] = None
+    device_checks: Annotated[
+        DeviceChecks,
+        Meta(
+            description="what follows where forwards are held up by a compiler or by waiting for "
+            "the device: a warning in the log, or error, the rank's end",
+        ),
+    ] = DeviceChecks.WARN
     profile_dir: Annotated[
         str | None,
         Meta(
