@@ -30,6 +30,7 @@ from drumline.device.backends import chosen
 from drumline.device.budget import available_bytes
 from drumline.device.kv import BlockTable, KvPool
 from drumline.device.models.checkpoint import open_checkpoint
+from drumline.device.models.shard import shard_of
 from drumline.device.page import BLOCK_TOKENS
 from drumline.device.parallel import Alone
 from drumline.device.weight_loader import WeightLoader
@@ -54,7 +55,14 @@ class Side:
         cpu = torch.device("cpu")
         start = time.perf_counter()
         loader = WeightLoader(
-            model, how.backend, how.dtype, cpu, Alone(), how.apportioned, available_bytes
+            model,
+            how.backend,
+            how.dtype,
+            cpu,
+            Alone(),
+            how.apportioned,
+            available_bytes,
+            shard_of(model, 0, 1),
         )
         self.decoder = loader.load(checkpoint).decoder
         self.load_ms = (time.perf_counter() - start) * 1e3
