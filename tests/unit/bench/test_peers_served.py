@@ -55,14 +55,18 @@ def test_a_stream_is_counted_by_its_usage():
 
 def test_llama_cpp_tells_tokens_and_its_own_time():
     events = [
-        {"tokens": [7], "stop": False},
-        {"tokens": [8, 9], "stop": False},
-        {"tokens": [], "stop": True, "timings": {"predicted_n": 3, "predicted_ms": 50.0}},
+        {"tokens_predicted": 1, "stop": False},
+        {"tokens_predicted": 3, "stop": False},
+        {
+            "tokens_predicted": 4,
+            "stop": True,
+            "timings": {"predicted_n": 4, "predicted_ms": 50.0},
+        },
     ]
-    answers, heard = ask(events, LLAMA_CPP, Work("x", [[5]], [3], [0.0]))
-    assert answers[0].counts == [1, 3]
+    answers, heard = ask(events, LLAMA_CPP, Work("x", [[5]], [4], [0.0]))
+    assert answers[0].counts == [1, 3, 4]
     assert answers[0].decode_s == 0.05
-    assert heard[0]["n_predict"] == 3
+    assert heard[0]["n_predict"] == 4
 
 
 def test_requests_wait_for_their_time():
