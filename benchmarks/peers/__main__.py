@@ -121,7 +121,8 @@ def _own(place: Place, runs: int, sizes: Sizes) -> tuple[list[Row], bool]:
     for measure in (
         lambda: own.contexts(place, runs, sizes),
         lambda: own.start(place, runs),
-        lambda: own.served(place, sizes),
+        lambda: own.memory(place, sizes),
+        lambda: own.control(place, sizes),
     ):
         try:
             rows += measure()

@@ -111,23 +111,30 @@ def _first_output_s(place: Place) -> float:
     return took
 
 
-def served(place: Place, sizes: Sizes) -> list[Row]:
-    """Weigh a server that rests, then trace it under 16 answers for the control plane's share."""
+def memory(place: Place, sizes: Sizes) -> list[Row]:
+    """Weigh a server that has answered and rests."""
+    engine = Drumline(place).engine(Side(http=True))
+    try:
+        engine.start()
+        engine.measure(WARM(sizes, 0)[0])
+        time.sleep(_SETTLED_S)
+        return [_row("idle", "PSS MB", _tree_mb(engine.pid), _IDLE_MB)]
+    finally:
+        engine.stop()
+
+
+def control(place: Place, sizes: Sizes) -> list[Row]:
+    """Trace 16 answers for the part of a step in which the forward thread does not compute."""
     with tempfile.TemporaryDirectory() as traces:
         engine = Drumline(place, profile_dir=traces).engine(Side(http=True))
         assert isinstance(engine, Served)
         try:
             engine.start()
             engine.measure(WARM(sizes, 0)[0])
-            time.sleep(_SETTLED_S)
-            memory = _tree_mb(engine.pid)
             share = _control_share(engine, Path(traces), sizes)
         finally:
             engine.stop()
-    return [
-        _row("idle", "PSS MB", memory, _IDLE_MB),
-        _row("16 answers", "control share", share, _CONTROL_SHARE),
-    ]
+    return [_row("16 answers", "control share", share, _CONTROL_SHARE)]
 
 
 def _tree_mb(pid: int) -> float:
@@ -165,9 +172,9 @@ def _control_share(engine: Served, traces: Path, sizes: Sizes) -> float:
 def _decode_spans(trace: Path, rows: int) -> list[tuple[float, float]]:
     """Return when the forwards of a trace that only decode `rows` rows began and ended, in us."""
     events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
-    ending = f": DECODE, {rows} rows"
+    what = f": DECODE, {rows} rows, "
     return sorted(
         (event["ts"], event["ts"] + event["dur"])
         for event in events
-        if event.get("cat") == "user_annotation" and event["name"].endswith(ending)
+        if event.get("cat") == "user_annotation" and what in event["name"]
     )
