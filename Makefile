@@ -7,6 +7,7 @@ BIN    := $(VENV)/bin
 ARGS   ?=
 PEERS  ?=
 QUICK  ?=
+THREADS ?=
 
 .PHONY: setup serve test sim lint fmt bench bench-peers soak check clean
 .DEFAULT_GOAL := check
@@ -44,7 +45,7 @@ bench: $(VENV)/.dev ## benchmarks, as a table and as JSON in benchmarks/results
 	$(BIN)/python benchmarks/run.py $(ARGS)
 
 bench-peers: $(VENV)/.dev ## drumline beside OpenVINO GenAI (installed apart from .venv) and, once they were asked for with PEERS="llama.cpp vllm", others; QUICK=1 for a short pass
-	$(BIN)/python -m benchmarks.peers $(PEERS) $(if $(QUICK),--quick) $(ARGS)
+	$(BIN)/python -m benchmarks.peers $(PEERS) $(if $(QUICK),--quick) $(if $(THREADS),--threads $(THREADS)) $(ARGS)
 
 soak: $(VENV)/.dev ## long random runs: the scheduler beside the published one, grammars, the embedded model short of memory, ranks killed and stopped, two machines, sessions on two ranks, fifty sleeps, weights swapped forty times, restless clients, a million rounds for memory
 	DRUMLINE_SOAK_EVENTS=5000 DRUMLINE_SOAK_EXAMPLES=1000 DRUMLINE_SOAK_LIVES=10 DRUMLINE_SOAK_ROUNDS=1000000 $(BIN)/pytest -o faulthandler_timeout=7200 tests/unit/scheduler $(ARGS)
