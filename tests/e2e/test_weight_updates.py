@@ -44,12 +44,12 @@ def stored(directory):
     return safetensors.torch.load_file(Path(directory) / "model.safetensors")
 
 
-@pytest.fixture(scope="module")
-def server(checkpoints):
+@pytest.fixture(scope="module", params=["tensor", *(["pipeline"] if SOAK else [])])
+def server(checkpoints, request):
     # With one way to compute a row in any batch, an answer is one of the two, or of neither.
     server = Server(
         *("--model", str(checkpoints["a"]), "--dtype", "float32", "--max-total-tokens", "4096"),
-        *("--tensor-parallel-size", "2", "--deterministic", "--weight-version", "a"),
+        *(f"--{request.param}-parallel-size", "2", "--deterministic", "--weight-version", "a"),
         *("--weight-update-timeout", "5"),
     )
     try:
