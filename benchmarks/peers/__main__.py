@@ -77,10 +77,11 @@ def main() -> int:
             break
         rows += measured
         complete &= whole
-    print(table(rows))
-    report |= {"versions": versions, "rows": as_json(rows)}
-    options.json.parent.mkdir(parents=True, exist_ok=True)
-    options.json.write_text(json.dumps(report, indent=2) + "\n")
+        # After each, as the next ones may take an hour and be broken off.
+        report |= {"versions": versions, "rows": as_json(rows)}
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(json.dumps(report, indent=2) + "\n")
+        print(table(measured), flush=True)
     say(f"written to {options.json}")
     return not complete
 
