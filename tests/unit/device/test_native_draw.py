@@ -149,6 +149,22 @@ def test_log_probabilities_are_those_of_torch(machine, vocab):
             assert np.array(ids)[finite].tolist() == np.array(expected_ids)[finite].tolist()
 
 
+@pytest.mark.parametrize("share", [0.01, 0.5, 0.99, 1])
+def test_the_likeliest_of_a_row_that_holds_what_is_no_number_are_ids_of_it(machine, share):
+    random = np.random.default_rng(3)
+    vocab, count = 5003, 20
+    for _ in range(20):
+        logits = torch.from_numpy(random.standard_normal((1, vocab)).astype(np.float32))
+        logits[torch.from_numpy(random.random((1, vocab)) < share)] = torch.nan
+        # Of a machine of its own, whose memory no row of numbers has filled.
+        fresh = Machine(machine.kernels, 1)
+        _, [(values, ids)] = told_at(
+            logits, torch.tensor([4]), np.array([count], np.int32), [()], machine=fresh
+        )
+        assert len(set(ids)) == len(values) == count
+        assert all(0 <= id_ < vocab for id_ in ids)
+
+
 EDITING = [
     {"repetition_penalty": 1.3},
     {"frequency_penalty": 0.7, "presence_penalty": -0.3},

@@ -413,7 +413,9 @@ inline void tell_row(const float* x, int64_t size, const Asked& asked, DrawScrat
   *asked.own = of(asked.token);
   for (int64_t i = 0; i < asked.named; i++) asked.of_named[i] = of(asked.ids[i]);
   if (!asked.count) return;
-  if (!likeliest(x, size, asked.count, memory)) {
+  // Pieces tell nothing of a row that holds what is no number.
+  if (std::isnan(best) || !likeliest(x, size, asked.count, memory)) {
+    memory.tokens.clear();
     for (int64_t i = 0; i < size; i++) memory.tokens.push_back({x[i], 0, static_cast<int32_t>(i)});
     // What is no number comes last.
     std::partial_sort(memory.tokens.begin(), memory.tokens.begin() + asked.count, memory.tokens.end(),
