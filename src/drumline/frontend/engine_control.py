@@ -85,6 +85,8 @@ class EngineControl:
         self._timeout_s = timeout_s
         self._clock = clock
         self._loading = asyncio.Lock()
+        self._loads = 0
+        self._held = False
         self._serving_since_us: int | None = clock.now_us()
 
     @property
@@ -101,6 +103,15 @@ class EngineControl:
 
     async def pause(self, mode: str) -> Outcome:
         """Stop admitting requests; answered once the engines came to rest in that way."""
+        while True:
+            loads = self._loads
+            outcome = await self._pause(mode)
+            self._held |= outcome.success
+            # A load that ended meanwhile may have gone on with what this stopped.
+            if loads == self._loads or not outcome.success:
+                return outcome
+
+    async def _pause(self, mode: str) -> Outcome:
         # From now on, as a pause that drains is in force long before its answer.
         self._note(True)
         outcome = await self._asked("pause_scheduler", mode)
@@ -113,6 +124,7 @@ class EngineControl:
         outcome = await self._asked("resume_scheduler")
         if outcome.success:
             self._note(False)
+            self._held = False
         return outcome
 
     async def paused(self) -> bool:
@@ -152,15 +164,14 @@ class EngineControl:
 
         Unless the engine is paused already, it is for as long as that takes, so that no answer
         is of both: what runs is finished before, or ended with `abort`. If it `rests`, it stays
-        paused once they are loaded.
+        paused once they are loaded, as it does where an operator pauses it meanwhile.
         """
         async with self._loading:
-            paused = await self.paused()
-            if not paused:
-                rested = await self.pause("abort" if abort else "wait")
+            self._held = await self.paused()
+            if not self._held:
+                rested = await self._pause("abort" if abort else "wait")
                 if not rested.success:
                     return rested
-            goes_on = not paused
             try:
                 loaded = await self._asked(method, *args)
                 if not loaded.success:
@@ -172,14 +183,15 @@ class EngineControl:
                     self._engine.weight_version = version
                 if method == _FROM_DISK:
                     self._engine.weight_path = args[0]
-                goes_on &= not rests
+                self._held |= rests
                 if self._engine.unloaded:
                     told = await self._replies("is_unloaded")
                     self._engine.unloaded = _any_says_true(told)
                     await self.paused()
                 return loaded
             finally:
-                if goes_on:
+                self._loads += 1
+                if not self._held:
                     await self.resume()
 
     async def join_weight_group(self, *args: Any) -> Outcome:

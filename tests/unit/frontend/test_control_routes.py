@@ -321,6 +321,58 @@ async def test_a_pause_that_is_refused_leaves_the_engine_at_work():
     assert control.serving_s == 2.0
 
 
+class Pausable(Silenced):
+    """One that is paused and goes on as it is told, and loads when the test says so."""
+
+    unloaded = False
+
+    def __init__(self):
+        super().__init__()
+        self.standing, self.loading = "false", asyncio.Event()
+        self.loaded, self.answered = asyncio.Event(), asyncio.Event()
+        self.answered.set()
+
+    async def call(self, method, *args, timeout_s):
+        if method == "pause_scheduler":
+            self.standing = "true"
+            await self.answered.wait()
+        elif method == "resume_scheduler":
+            self.standing = "false"
+        elif method == "update_weight_from_disk":
+            self.loading.set()
+            await self.loaded.wait()
+        message = self.standing if method == "is_scheduler_paused" else ""
+        return (ControlReplySlim(call_id=1, success=True, message=message),)
+
+
+def loaded(control):
+    how = {"version": None, "abort": False, "rests": False}
+    return control.load_weights("update_weight_from_disk", ["/new"], **how)
+
+
+@run
+async def test_a_pause_during_a_load_outlives_it_however_late_its_answer_comes():
+    for late in (False, True):
+        link = Pausable()
+        control = EngineControl(link, 1.0, link)
+        loading = asyncio.create_task(loaded(control))
+        await link.loading.wait()
+        if late:
+            link.answered.clear()
+        pausing = asyncio.create_task(control.pause("keep"))
+        await asyncio.sleep(0)
+        link.loaded.set()
+        assert (await loading).success
+        link.answered.set()
+        assert (await pausing).success
+        assert await control.paused()
+        await control.resume()
+        assert not await control.paused()
+        # What holds the next one up is not this pause.
+        assert (await loaded(control)).success
+        assert not await control.paused()
+
+
 class Mute(Silenced):
     """One that answers nothing."""
 
