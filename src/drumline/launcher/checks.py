@@ -5,6 +5,7 @@ it against the configuration. A rank would find the same, but only once it has i
 what it computes with. Memory is left to the rank: how much there is, it knows best.
 """
 
+import logging
 import os
 
 from drumline.core.config import Config, ParallelConfig
@@ -16,6 +17,8 @@ from drumline.device.page import check_granularity
 from drumline.frontend.text.chat_template import ChatTemplate, given_template
 from drumline.launcher.nodes import check_nodes
 
+_log = logging.getLogger(__name__)
+
 RANKS_A_CORE = 8
 """More ranks than that on one processor core would only wait for each other."""
 
@@ -25,6 +28,13 @@ def check(config: Config, files: ModelFiles) -> None:
     check_ranks(config.parallel, os.cpu_count() or 1)
     check_nodes(config)
     check_model(config, decoder_of(files))
+    stages = config.parallel.pipeline_parallel_size
+    if stages > 1 and not config.schedule.overlap_schedule:
+        _log.warning(
+            "--disable-overlap-schedule says nothing of a pipeline: %d forwards are in flight, as "
+            "many as --pipeline-parallel-size has stages",
+            config.in_flight_depth,
+        )
     if config.chat.chat_template is not None:
         ChatTemplate(given_template(config.chat.chat_template), bos_token="", eos_token="")
 

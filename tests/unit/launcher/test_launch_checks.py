@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from drumline.core.config import CacheConfig, Config, ModelConfig, ParallelConfig
+from drumline.core.config import CacheConfig, Config, ModelConfig, ParallelConfig, ScheduleConfig
 from drumline.core.errors import ConfigError
 from drumline.core.model_files import find_model
 from drumline.launcher.checks import check, check_ranks, decoder_of
@@ -51,6 +51,16 @@ def test_a_prefix_page_that_is_no_multiple_of_the_devices_is_refused(model):
 def test_more_ranks_than_heads_are_refused(model):
     told = refusal(Config(parallel=ParallelConfig(tensor_parallel_size=5)), model)
     assert told.startswith("--tensor-parallel-size: 5 ranks cannot share the model's 4 attention")
+
+
+def test_a_pipeline_says_that_it_has_forwards_in_flight_whatever_is_asked(model, caplog):
+    alone = ScheduleConfig(overlap_schedule=False)
+    check(Config(schedule=alone), model)
+    check(Config(parallel=ParallelConfig(pipeline_parallel_size=2)), model)
+    assert not caplog.records
+    check(Config(parallel=ParallelConfig(pipeline_parallel_size=2), schedule=alone), model)
+    (record,) = caplog.records
+    assert "--disable-overlap-schedule says nothing of a pipeline: 2 forwards" in record.message
 
 
 def test_more_stages_than_layers_are_refused(model):

@@ -4,7 +4,10 @@ import pytest
 from scheduler_rig import Rig, config
 
 from drumline.contract.cache import Restore, Snapshot
+from drumline.core.config import Config, ParallelConfig, ScheduleConfig
 from drumline.core.errors import ConfigError
+from drumline.replay.simulator import small_specs
+from drumline.scheduler.config import SchedulerConfig
 
 
 def decoding(stages, rows, **changes):
@@ -112,3 +115,16 @@ def test_rows_of_a_pipeline_never_run_ahead_of_their_results():
         config(stages=2, overlap_depth=1)
     with pytest.raises(ConfigError, match="stages: must be at least 1"):
         config(stages=0)
+
+
+@pytest.mark.parametrize(
+    ("stages", "overlap", "depth", "rows_ahead"),
+    [(1, True, 1, 1), (1, False, 0, 0), (2, True, 2, 0), (3, False, 3, 0)],
+)
+def test_a_pipeline_has_a_forward_in_flight_for_each_stage(stages, overlap, depth, rows_ahead):
+    chosen = Config(
+        parallel=ParallelConfig(pipeline_parallel_size=stages),
+        schedule=ScheduleConfig(overlap_schedule=overlap),
+    )
+    made = SchedulerConfig.of(small_specs(), chosen)
+    assert (chosen.in_flight_depth, made.overlap_depth, made.stages) == (depth, rows_ahead, stages)
