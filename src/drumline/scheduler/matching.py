@@ -42,12 +42,13 @@ class Matcher:
         Without `host`, on the device alone.
         """
         index, tables = self._index, self._tables
-        digests = request.digests[: cap // self._page]
+        pages = min(cap // self._page, len(request.digests))
         if host and len(self._host):
-            return self._match_tiers(request, digests, cap, tails)
-        # Without a group that keeps all, early boundaries may be gone and later ones not.
-        look = index.known if None in tables.windows else index.anywhere
-        nodes = look(digests)
+            return self._match_tiers(request, request.digests[:pages], cap, tails)
+        if None in tables.windows:
+            nodes = index.known(request.digests, pages)
+        else:  # early boundaries may be gone and later ones not
+            nodes = index.anywhere(request.digests[:pages])
         cells = [blocks[nodes].reshape(-1) for blocks in index.blocks]
         return self._deepest(request, cap, cells, tails)
 

@@ -13,13 +13,13 @@ from itertools import repeat
 import numpy as np
 
 from drumline.core.errors import InvariantError
-from drumline.core.hashing import DIGEST_BYTES
 from drumline.scheduler.blocks import BlockPool
+from drumline.scheduler.digests import DIGEST, Digests
 from drumline.scheduler.index import FEW, NOBODY, IndexArray
 
 _FIRST_CAPACITY = 1024
-_DIGEST = np.dtype(f"V{DIGEST_BYTES}")
-
+_NOTHING = np.void(bytes(DIGEST.itemsize))
+"""The digest of no boundary."""
 _STRIDE = 256
 """Digests looked up at a time, so that a miss early in a long prompt ends the look."""
 Page = Sequence[Sequence[int]]
@@ -47,6 +47,7 @@ class PrefixIndex:
         "_nodes",
         "_owner",
         "_owner_of",
+        "_runs",
         "_tail_of",
         "_tails",
         "blocks",
@@ -64,8 +65,13 @@ class PrefixIndex:
         self.end: IndexArray = np.zeros(size, np.intp)
         """Tokens from the start of the sequence to the boundary."""
         self._filled: IndexArray = np.zeros(size, np.intp)
-        self._digests = np.zeros(size, _DIGEST)
+        self._digests = np.zeros(size, DIGEST)
         self._nodes: dict[bytes, int] = {}
+        self._runs: dict[int, IndexArray] = {}
+        """The boundaries that were made along one prompt, by the first of them. A prompt that
+        comes to that one likely has the others: one look at their digests' bytes says which,
+        where a look at each of thousands in `_nodes` costs what memory that no cache holds does.
+        """
         self._free: IndexArray = np.arange(size - 1, 0, -1)
         self._free_count = size - 1
         # The same memory as `blocks`, a line of cells; and for who looks at one of them.
@@ -115,16 +121,25 @@ class PrefixIndex:
         """Return what a partial page's boundary is filed behind; empty for a full page's."""
         return self._tail_of.get(node, b"")
 
-    def known(self, digests: Sequence[bytes]) -> IndexArray:
-        """Return the boundaries of the leading digests that are known."""
-        found = self.anywhere(digests[:_STRIDE])
-        for start in range(_STRIDE, len(digests), _STRIDE):
-            if not found[-1]:
-                break
-            found = np.concatenate((found, self.anywhere(digests[start : start + _STRIDE])))
-        if np.count_nonzero(found) < len(found):
-            found = found[: found.argmin()]
-        return found
+    def known(self, digests: Digests, count: int) -> IndexArray:
+        """Return the boundaries of the first `count` digests, as far as they are known."""
+        found: list[IndexArray] = []
+        at = 0
+        while at < count and (head := self._nodes.get(digests[at], 0)):
+            run = self._runs.get(head)
+            if run is not None:
+                run = run[: count - at]
+                nodes = run[: digests.alike(at, self._digests.take(run))]
+            else:
+                nodes = self.anywhere(digests[at : min(at + _STRIDE, count)])
+                if np.count_nonzero(nodes) < len(nodes):
+                    found.append(nodes[: nodes.argmin()])
+                    break
+            found.append(nodes)
+            at += len(nodes)
+        if len(found) == 1:
+            return found[0]
+        return np.concatenate(found) if found else NOBODY
 
     def anywhere(self, digests: Sequence[bytes]) -> IndexArray:
         """Return the boundary of each of `digests`, 0 where it is unknown."""
@@ -146,18 +161,24 @@ class PrefixIndex:
         return end if self._filled[node] == wanted else 0
 
     def publish(
-        self, digests: Sequence[bytes], ends: IndexArray, blocks: Sequence[IndexArray]
+        self,
+        digests: Sequence[bytes],
+        ends: IndexArray,
+        blocks: Sequence[IndexArray],
+        *,
+        chained: bool = False,
     ) -> list[int] | None:
         """Offer held blocks at the boundaries of `digests`, `ends[i]` tokens from the start.
 
         `blocks[g]` has `slots[g]` blocks for each boundary, in a line. A block that a
         boundary has already stays the canonical one. Returns the boundaries if some of them
-        were known, so that their blocks may not be those offered, else None.
+        were known, so that their blocks may not be those offered, else None. They are `chained`
+        where each is the next page of the same prompt.
         """
         count = len(digests)
         if self.touched is not None:
             self.touched.update(dict.fromkeys(digests))
-        if count > FEW and self._publish_new(digests, ends, blocks):
+        if count > FEW and self._publish_new(digests, ends, blocks, chained):
             return None
         lines = [line.tolist() for line in blocks]
         pages = [
@@ -185,7 +206,11 @@ class PrefixIndex:
         return None if len(self._nodes) == if_new else nodes
 
     def _publish_new(
-        self, digests: Sequence[bytes], ends: IndexArray, blocks: Sequence[IndexArray]
+        self,
+        digests: Sequence[bytes],
+        ends: IndexArray,
+        blocks: Sequence[IndexArray],
+        chained: bool,
     ) -> bool:
         """Publish at boundaries that are unknown and distinct; if they are not, return False."""
         nodes = self._make(digests, ends)
@@ -209,6 +234,8 @@ class PrefixIndex:
                 self._owner[offered[held]] = owners[held]
                 filled += held.reshape(-1, slots).sum(axis=1)
         self._filled[nodes] = filled
+        if chained:
+            self._runs[nodes.item(0)] = nodes
         if not full:
             for node in nodes[self._filled[nodes] == 0].tolist():
                 self._forget_node(node)
@@ -283,7 +310,7 @@ class PrefixIndex:
                     del known[digest]
             return None
         self._free_count -= count
-        self._digests[nodes] = np.frombuffer(b"".join(digests), _DIGEST)
+        self._digests[nodes] = np.frombuffer(b"".join(digests), DIGEST)
         self.end[nodes] = ends
         return nodes
 
@@ -317,6 +344,8 @@ class PrefixIndex:
 
     def _forget_node(self, node: int) -> None:
         del self._nodes[self.digest(node)]
+        self._digests[node] = _NOTHING
+        self._runs.pop(node, None)
         self._free[self._free_count] = node
         self._free_count += 1
         if node in self._tail_of:
@@ -337,7 +366,7 @@ class PrefixIndex:
         self._cells = [line.data for line in self._lines]
         self.end = _lengthened(self.end, new)
         self._filled = _lengthened(self._filled, new)
-        self._digests = np.concatenate((self._digests, np.zeros(new - old, _DIGEST)))
+        self._digests = np.concatenate((self._digests, np.zeros(new - old, DIGEST)))
         free = np.concatenate((np.arange(new - 1, old - 1, -1), self._free[: self._free_count]))
         self._free_count = len(free)
         self._free = _lengthened(free, new)
@@ -362,6 +391,8 @@ class PrefixIndex:
             raise InvariantError("a boundary is known without blocks, or unknown with some")
         if any(self.digest(node) != key for key, node in self._nodes.items()):
             raise InvariantError("a boundary does not know its digest")
+        if not self._runs.keys() <= set(live):
+            raise InvariantError("a run starts at a boundary that is gone")
         if len(live) + self._free_count != len(self.end) - 1:
             raise InvariantError("a boundary is lost")
         tails = {node: prior for prior, nodes in self._tails.items() for node in nodes}

@@ -132,7 +132,7 @@ class Publication:
         if self._events is not None:
             self._name_pages(self._events, request, first, last)
         ends = np.arange((first + 1) * self._size, (last + 1) * self._size, self._size)
-        nodes = self._index.publish(digests, ends, blocks)
+        nodes = self._index.publish(digests, ends, blocks, chained=True)
         if self._offer is not None:
             self._offer(digests)
         if nodes is not None and draft is not None:

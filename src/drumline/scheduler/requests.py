@@ -1,15 +1,11 @@
 """The requests the scheduler knows, and how many are in which state."""
 
-import numpy as np
-
 from drumline.contract.arrays import IntArray
 from drumline.core.errors import InvariantError
-from drumline.core.hashing import DIGEST_BYTES, extra_keys, page_digests
+from drumline.core.hashing import extra_keys, page_digests
+from drumline.scheduler.digests import NO_DIGESTS, Digests
 from drumline.scheduler.events import RequestSpec
 from drumline.scheduler.lifecycle import Move, State, after
-
-_DIGEST = np.dtype(f"V{DIGEST_BYTES}")
-"""A digest as an array's element: thousands become bytes in one call."""
 
 
 class Request:
@@ -52,7 +48,7 @@ class Request:
         self.priority = spec.priority
         self.max_cached_tokens = spec.max_cached_prefix_tokens
         self.extra = extra_keys(spec.cache_salt)
-        self.digests = _digests(spec, granularity, self.extra) if granularity else []
+        self.digests = _digests(spec, granularity, self.extra) if granularity else NO_DIGESTS
         self.state = state
         self.row = 0
         self.epoch = 0
@@ -87,10 +83,8 @@ class Request:
         )
 
 
-def _digests(spec: RequestSpec, granularity: int, extra: bytes) -> list[bytes]:
-    data = spec.page_digests or page_digests(spec.tokens, granularity, extra)
-    digests: list[bytes] = np.frombuffer(data, _DIGEST).tolist()
-    return digests
+def _digests(spec: RequestSpec, granularity: int, extra: bytes) -> Digests:
+    return Digests(spec.page_digests or page_digests(spec.tokens, granularity, extra))
 
 
 class RequestTable:

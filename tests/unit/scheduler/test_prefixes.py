@@ -8,6 +8,9 @@ from scheduler_rig import Rig, sampled
 
 from drumline.contract.specs import AttentionKind, CacheGroup
 from drumline.core.hashing import page_digest
+from drumline.scheduler.blocks import BlockPool
+from drumline.scheduler.digests import Digests
+from drumline.scheduler.prefix import PrefixIndex
 
 FULL = CacheGroup(group_id="full", block_tokens=4)
 
@@ -139,10 +142,10 @@ def test_the_prefix_that_was_used_longest_ago_goes_first():
     assert found(rig, "a again", [*range(8), 90]) == 8
     rig.abort("a again")
     ended(rig, "big", [500 + at for at in range(26)])
-    hits = rig.scheduler._parts.index.known
+    find = rig.scheduler._parts.index.find
     firsts = [page_digest(b"", np.arange(n, n + 4, dtype=np.int32).tobytes()) for n in (0, 100)]
-    assert len(hits(firsts[:1])) == 1, "it was used again since"
-    assert len(hits(firsts[1:])) == 0, "b was used before it"
+    assert find(firsts[0]), "it was used again since"
+    assert not find(firsts[1]), "b was used before it"
 
 
 def test_of_one_prefix_the_end_goes_before_the_start():
@@ -184,3 +187,34 @@ def test_asking_what_is_cached_does_not_keep_it_longer():
         ended(rig, "big", [500 + at for at in range(26)])
         orders.append(np.sort(rig.scheduler._pool.cached_blocks()).tolist())
     assert orders[0] == orders[1]
+
+
+def test_boundaries_made_along_a_prompt_are_found_together_as_far_as_they_are_still_its():
+    index = PrefixIndex(4, [1])
+    groups = (CacheGroup(group_id="full", block_tokens=4),)
+    index.watch(BlockPool(groups, 60, lambda _group, _blocks: None, index.depth))
+    rng = np.random.default_rng(0)
+    mine, other = ([rng.bytes(32) for _ in range(8)] for _ in range(2))
+
+    def offer(names, first_page, first_block, *, chained=True):
+        at = np.arange(len(names))
+        index.publish(names, 4 * (first_page + 1 + at), [first_block + at], chained=chained)
+
+    def leading(names, count=8):
+        nodes = index.known(Digests(b"".join(names)), count)
+        assert nodes.tolist() == [index.find(name) for name in names[: len(nodes)]]
+        return len(nodes)
+
+    offer(mine, 0, 1)
+    assert (leading(mine), leading(mine, 3), leading(other)) == (8, 3, 0)
+    assert leading(mine[:5] + other[:3]) == 5, "where another prompt leaves it"
+    offer(other[:4], 5, 20)
+    assert leading(mine[:5] + other[:3]) == 8, "and goes on along its own"
+    index.forget(0, np.arange(6, 9))
+    assert leading(mine) == 5, "the end was given up"
+    offer(other[4:7], 0, 30, chained=False)
+    assert leading(mine) == 5, "and its place taken by others"
+    offer(mine[5:], 5, 40, chained=False)
+    assert leading(mine) == 8
+    index.forget(0, np.array([1]))
+    assert leading(mine) == 0

@@ -53,7 +53,7 @@ def test_a_prompt_in_storage_is_asked_for_read_loaded_and_not_computed(stored):
     plan = stored.plan()
     (query,) = plan.storage_ops
     assert isinstance(query, StorageQuery)
-    assert [key.digest for key in query.keys] == stored.scheduler._requests.get("a").digests
+    assert [key.digest for key in query.keys] == stored.scheduler._requests.get("a").digests[:]
     assert plan.batch is None
     assert stored.scheduler.sizes().waiting == 1
     stored.answer()
