@@ -155,11 +155,11 @@ def test_what_the_operator_chose_reaches_the_scheduler():
     assert (of.max_queued_requests, of.max_queued_tokens) == (3, 90)
 
 
-def test_by_default_every_policy_is_neutral():
+def test_by_default_every_policy_is_neutral_but_that_prompts_slow_answers_by_a_bounded_time():
     of = SchedulerConfig.of(small_specs(), Config())
     assert (of.priorities, of.patience) == (False, None)
     assert (of.max_queued_requests, of.max_queued_tokens) == (None, None)
-    assert (of.mixed_batch, of.mixed_prefill_tokens, of.share_in_flight) == (True, None, True)
+    assert (of.mixed_batch, of.mixed_prefill_tokens, of.share_in_flight) == (True, 256, True)
 
 
 @pytest.mark.parametrize("name", ["patience", "max_queued_requests", "max_queued_tokens"])

@@ -66,10 +66,10 @@ class ScheduleConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         Positive | None,
         Meta(
             description="prompt tokens that a batch may compute beside decodes, so that long "
-            "prompts slow answers by a bounded time only; what --chunked-prefill-size leaves by "
-            "default",
+            "prompts slow answers by a bounded time only; at most what --chunked-prefill-size "
+            "leaves",
         ),
-    ] = None
+    ] = 256
     scheduling_policy: Annotated[
         SchedulingPolicy,
         Meta(
