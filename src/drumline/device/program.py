@@ -1,7 +1,8 @@
 """A decoder's forward as one call: embedding and layers, and another one for the head.
 
 It does what the decoder's own layers do one by one, with the same kernels, and knows no
-more of the model than they. It can be run a few layers at a time, which changes no bit.
+more of the model than they. It can be run a few layers at a time, which changes no bit, and
+a profile shows each call.
 
 Thread: forward thread only.
 """
@@ -12,6 +13,7 @@ from collections.abc import Sequence
 import torch
 from msgspec import Struct
 from torch import Tensor
+from torch.autograd.profiler import record_function
 
 from drumline.device.attention import AttentionBatch, LayerFence
 from drumline.device.kernels.native import Heads, Layer, Machine, Matrix, Model
@@ -105,7 +107,8 @@ class Program:
             first, last = count * call // calls, count * (call + 1) // calls
             if fence is not None:
                 fence.wait(first)
-            self._machine.run("layers", model, told, x.data_ptr(), first, last)
+            with record_function("kernels: layers"):
+                self._machine.run("layers", model, told, x.data_ptr(), first, last)
         return x
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -113,7 +116,8 @@ class Program:
         hidden = hidden.contiguous()
         out = torch.empty((len(hidden), self._model.head.rows))
         model = ctypes.byref(self._model)
-        self._machine.run("head", model, hidden.data_ptr(), len(hidden), out.data_ptr())
+        with record_function("kernels: head"):
+            self._machine.run("head", model, hidden.data_ptr(), len(hidden), out.data_ptr())
         return out
 
     def _take(self, pool: KvPool) -> None:

@@ -1,7 +1,8 @@
 // A decoder's layers, for a ragged batch, in one call: a team walks through them together.
 //
-// Each phase of a layer is shared out among the members and ends at a barrier. Which member
-// computes what changes no bit of it.
+// Each phase of a layer is shared out among the members and ends at a barrier; what is quicker
+// done than a barrier passed is done by each member for itself. Which member computes what changes
+// no bit of it.
 #pragma once
 
 #include <memory>
@@ -40,6 +41,7 @@ struct alignas(64) Taken {
   }
 };
 
+constexpr int64_t kFewValues = 4096;  // of a batch's hidden states: each member brings them into form for itself
 constexpr int64_t kRowsAtOnce = 128;  // rows whose activations stay cached while groups pass
 
 // A team with the memory it works in, which grows to what was needed most.
@@ -190,19 +192,28 @@ inline void run_layers(Machine& machine, const Model& model, const Batch& batch,
   const int64_t width = attended + 2 * heads.keys * heads.size;
   machine.work.plan(batch, heads);
   Taken* taken = machine.phases((last - first) * kPhases + 1);
-  uint8_t* hidden_memory = machine.inputs(0, tokens, model.hidden);
-  uint8_t* reads_memory = machine.inputs(1, tokens, attended);
+  const int members = machine.team.size();
+  const bool few = members > 1 && tokens * std::max(model.hidden, attended) <= kFewValues;
+  const int copies = few ? members : 1;
+  const int64_t hidden_bytes = Inputs::bytes(tokens, model.hidden), reads_bytes = Inputs::bytes(tokens, attended);
+  uint8_t* hidden_memory = machine.room<uint8_t>(0, copies * hidden_bytes);
+  uint8_t* reads_memory = machine.room<uint8_t>(1, copies * reads_bytes);
   uint8_t* inner_memory = machine.inputs(2, tokens, model.inner);
   float* qkv = machine.room<float>(3, tokens * width);
   float* out = machine.room<float>(4, tokens * attended);
   float* angles = machine.room<float>(5, tokens * heads.size);
   float* partial = machine.room<float>(6, machine.work.part_floats);
+  float* joined = few ? machine.room<float>(7, members * tokens * attended) : out;
   for (auto& scratch : machine.scratch) scratch.fit(heads);
-  const int members = machine.team.size();
   machine.team.run([&](int member) {
     Team& team = machine.team;
     Scratch& memory = machine.scratch[member];
     const int64_t begin = tokens * member / members, end = tokens * (member + 1) / members;
+    // What this member brings into form: its share, or with few tokens all of them in memory of its own.
+    const int own = few ? member : 0;
+    const int64_t from = few ? 0 : begin, to = few ? tokens : end;
+    const auto shared = [&] { if (!few) team.meet(); };
+    float* mine = joined + own * tokens * attended;
     for (int64_t t = begin; t < end; t++) {
       if (first == 0 && batch.ids) read_row(model.embedding, batch.ids[t], x + t * model.hidden);
       for (int64_t i = 0; i < half; i++) {
@@ -211,15 +222,16 @@ inline void run_layers(Machine& machine, const Model& model, const Batch& batch,
         angles[t * heads.size + half + i] = std::sin(angle);
       }
     }
+    if (few && first == 0 && batch.ids) team.meet();
     for (int64_t l = first; l < last; l++) {
       const Layer& layer = model.layers[l];
       Taken* phase = taken + (l - first) * kPhases;
-      const Inputs asked = Inputs::in(hidden_memory, tokens, layer.qkv);
-      const Inputs reads = Inputs::in(reads_memory, tokens, layer.out);
-      const Inputs gated = Inputs::in(hidden_memory, tokens, layer.gate_up);
+      const Inputs asked = Inputs::in(hidden_memory + own * hidden_bytes, tokens, layer.qkv);
+      const Inputs reads = Inputs::in(reads_memory + own * reads_bytes, tokens, layer.out);
+      const Inputs gated = Inputs::in(hidden_memory + own * hidden_bytes, tokens, layer.gate_up);
       const Inputs inner = Inputs::in(inner_memory, tokens, layer.down);
-      for (int64_t t = begin; t < end; t++) normalize(x + t * model.hidden, layer.attention_norm, model.eps, asked, t);
-      team.meet();
+      for (int64_t t = from; t < to; t++) normalize(x + t * model.hidden, layer.attention_norm, model.eps, asked, t);
+      shared();
       multiply_all(phase[0], members, layer.qkv, asked, tokens, qkv, false);
       team.meet();
       for (int64_t t = begin; t < end; t++)
@@ -229,21 +241,21 @@ inline void run_layers(Machine& machine, const Model& model, const Batch& batch,
         attend_task(heads, layer.cache, batch, machine.work, task, qkv, width, out, partial, memory);
       });
       team.meet();
-      for (int64_t t = begin; t < end; t++) {
-        gathered(heads, batch, machine.work, t, partial, out, memory);
-        reads.set(t, out + t * attended);
+      for (int64_t t = from; t < to; t++) {
+        gathered(heads, batch, machine.work, t, partial, mine, memory);
+        reads.set(t, (machine.work.parts[t] < 0 ? out : mine) + t * attended);
       }
-      team.meet();
+      shared();
       multiply_all(phase[2], members, layer.out, reads, tokens, x, true);
       team.meet();
-      for (int64_t t = begin; t < end; t++) normalize(x + t * model.hidden, layer.mlp_norm, model.eps, gated, t);
-      team.meet();
+      for (int64_t t = from; t < to; t++) normalize(x + t * model.hidden, layer.mlp_norm, model.eps, gated, t);
+      shared();
       groups_of(phase[3], members, tokens, layer.gate_up.groups() / 2, [&](int64_t pair, int64_t a, int64_t b) {
         gate(layer.gate_up, pair, gated, a, b, inner, machine.pairs[member]);
       });
       team.meet();
       multiply_all(phase[4], members, layer.down, inner, tokens, x, true);
-      team.meet();
+      if (l + 1 < last) team.meet();
     }
   });
 }

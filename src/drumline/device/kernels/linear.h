@@ -26,9 +26,9 @@ struct Inputs {
   float* floats;
   Bfloat* bfloats;
 
-  // Memory for any form.
+  // Memory for any form, in whole lines.
   static int64_t bytes(int64_t rows, int64_t columns) {
-    return std::max<int64_t>(Activations::bytes(rows, columns), rows * columns * sizeof(float));
+    return (std::max<int64_t>(Activations::bytes(rows, columns), rows * columns * sizeof(float)) + 63) / 64 * 64;
   }
   static Inputs in(uint8_t* memory, int64_t rows, const Matrix& w) {
     Inputs made{form_of(w), w.columns, {}, reinterpret_cast<float*>(memory), reinterpret_cast<Bfloat*>(memory)};

@@ -1,11 +1,11 @@
 // A few threads that do one piece of work together and meet at barriers.
 //
-// A member that waits spins for some microseconds, as the others are usually about done, then
-// lets others run, and sleeps between two pieces of work.
+// A member that waits spins for some microseconds, as the others are usually about done, and then
+// sleeps until it is woken. Where that was in vain, as other processes hold the cores, it spins for
+// less time from then on: what it burns is kept from the one that all wait for.
 #pragma once
 
-#include <sched.h>
-
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <functional>
@@ -40,7 +40,7 @@ class Team {
     begun_.fetch_add(1, std::memory_order_release);
     begun_.notify_all();
     work(0);
-    for (int spins = 0; ended_.load(std::memory_order_acquire) != size_ - 1; spins++) relax(spins);
+    for (int ended; (ended = ended_.load(std::memory_order_acquire)) != size_ - 1;) await(ended_, ended);
   }
 
   // Wait until every member is here. Inside `run` alone.
@@ -49,35 +49,42 @@ class Team {
     const int turn = turn_.load(std::memory_order_acquire);
     if (arrived_.fetch_add(1, std::memory_order_acq_rel) == size_ - 1) {
       arrived_.store(0, std::memory_order_relaxed);
-      turn_.store(turn + 1, std::memory_order_release);
+      // No plain store: one that stays behind the look for sleepers would leave them asleep.
+      turn_.fetch_add(1, std::memory_order_seq_cst);
+      turn_.notify_all();
       return;
     }
-    for (int spins = 0; turn_.load(std::memory_order_acquire) == turn; spins++) relax(spins);
+    await(turn_, turn);
   }
 
  private:
-  static constexpr int kPauses = 2000;
+  static constexpr int kMostPauses = 2000;
+  static constexpr int kLeastPauses = 30;
 
-  static void relax(int spins) {
-    if (spins < kPauses)
+  // Wait until `value` is another than `seen`.
+  template <class T>
+  void await(const std::atomic<T>& value, T seen) {
+    const int pauses = pauses_.load(std::memory_order_relaxed);
+    for (int spins = 0; spins < pauses; spins++) {
+      if (value.load(std::memory_order_acquire) != seen) {
+        if (pauses < kMostPauses) pauses_.store(pauses + pauses / 16 + 1, std::memory_order_relaxed);
+        return;
+      }
       _mm_pause();
-    else
-      sched_yield();
+    }
+    pauses_.store(std::max(kLeastPauses, pauses / 2), std::memory_order_relaxed);
+    value.wait(seen, std::memory_order_acquire);
   }
 
   void serve(int id) {
-    for (uint32_t seen = 0;;) {
-      uint32_t now;
-      for (int spins = 0; (now = begun_.load(std::memory_order_acquire)) == seen; spins++) {
-        if (spins < kPauses)
-          _mm_pause();
-        else
-          begun_.wait(seen, std::memory_order_acquire);
-      }
-      seen = now;
+    for (uint32_t seen = 0;; seen++) {
+      // Between two pieces of work there may be nothing for long: that says nothing of the cores.
+      for (int spins = 0; spins < kMostPauses && begun_.load(std::memory_order_acquire) == seen; spins++) _mm_pause();
+      begun_.wait(seen, std::memory_order_acquire);
       if (stopping_.load(std::memory_order_acquire)) return;
       (*work_)(id);
       ended_.fetch_add(1, std::memory_order_release);
+      ended_.notify_all();
     }
   }
 
@@ -95,6 +102,7 @@ class Team {
   alignas(64) std::atomic<int> ended_{0};
   alignas(64) std::atomic<int> arrived_{0};
   alignas(64) std::atomic<int> turn_{0};
+  alignas(64) std::atomic<int> pauses_{kMostPauses};  // of a member that waits for another
   std::atomic<bool> stopping_{false};
 };
 
