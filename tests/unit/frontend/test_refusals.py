@@ -144,6 +144,14 @@ async def test_bad_requests_name_what_is_wrong(embedded):
 
 
 @run
+async def test_a_bound_is_said_as_the_number_that_it_is(embedded):
+    async with served(embedded) as it:
+        response = await it.chat(top_p=1e-12)
+        check(response, 400, "top_p", "decimal_below_min_value")
+        assert "at least 1e-09 and at most 1.0" in response.json()["error"]["message"]
+
+
+@run
 async def test_what_is_no_json_object_is_refused(embedded):
     async with served(embedded) as it:
         for body in (

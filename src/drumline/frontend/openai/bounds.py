@@ -12,8 +12,7 @@ def check(name: str, value: float, least: float, most: float | None) -> None:
     if value >= least and (most is None or value <= most):
         return
     kind = "integer" if isinstance(least, int) else "decimal"
-    low = "above 0" if least == OPEN_ZERO else f"at least {least}"
-    bounds = low if most is None else f"{low} and at most {most}"
+    bounds = f"at least {least}" if most is None else f"at least {least} and at most {most}"
     said = f"{value}" if abs(value) < MOST_TOKENS else "too large a number"
     side = "below_min" if value < least else "above_max"
     raise RequestError(
