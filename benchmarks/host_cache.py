@@ -40,6 +40,7 @@ from drumline.device.data_plane import QueuedDataPlane
 from drumline.device.forward_thread import ForwardThread
 from drumline.device.host_cache import HostCache, HostSizes
 from drumline.device.kv import KvPool
+from drumline.device.kv_form import KvForm
 from drumline.device.page import BLOCK_TOKENS
 from drumline.replay.simulator import Simulation, small_specs
 
@@ -69,14 +70,15 @@ class Copies:
     def __init__(self, dtype, rounds, threads):
         self.dtype, self.rounds = dtype, rounds
         shape = {"layers": 30, "block_tokens": BLOCK_TOKENS, "kv_heads": 3, "head_dim": 64}
-        self.block_bytes = 2 * 30 * BLOCK_TOKENS * 3 * 64 * dtype.itemsize
+        form = KvForm(dtype)
+        self.block_bytes = 2 * 30 * form.side_bytes(BLOCK_TOKENS, 3, 64)
         self.blocks = POOL_MIB * MIB // self.block_bytes
-        self.kv = KvPool(**shape, blocks=self.blocks + 1, dtype=dtype, device=torch.device("cpu"))
+        self.kv = KvPool(**shape, blocks=self.blocks + 1, form=form, device=torch.device("cpu"))
         sizes = HostSizes(host_pages=self.blocks + 1)
         self.cache = HostCache(self.kv, NoRows(), sizes, threads, SystemClock())
         every = np.arange(1, self.blocks + 1, dtype=np.int32)
         for part in (*self.kv.keys, *self.kv.values):
-            part.fill_(1)
+            part.numbers.fill_(1)
         self.store([BlockMoves(0, every, every)])
         # Null block included, the pool's memory as it lies.
         device = torch.from_numpy(self.kv.bytes.reshape(-1))

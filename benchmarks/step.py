@@ -74,7 +74,7 @@ class Side:
             block_tokens=BLOCK_TOKENS,
             kv_heads=model.kv_heads,
             head_dim=model.head_dim,
-            dtype=how.dtype,
+            form=how.kv_form,
             device=cpu,
         )
         self.attention = how.backend.attention(pool)

@@ -166,15 +166,6 @@ class Attention(Protocol):
         """
 
 
-def store(pool: KvPool, layer: int, key: Tensor, value: Tensor, batch: AttentionBatch) -> None:
-    """Write a batch's keys and values to a layer's pool.
-
-    Before anything is read: a batch's tokens attend to each other.
-    """
-    pool.key_rows[layer].index_copy_(0, batch.slots, key)
-    pool.value_rows[layer].index_copy_(0, batch.slots, value)
-
-
 class TorchAttention:
     """The reference back end."""
 
@@ -192,41 +183,42 @@ class TorchAttention:
         batch: AttentionBatch,
         window: int | None,
     ) -> Tensor:
-        keys, values = self.pool.keys[layer], self.pool.values[layer]
-        store(self.pool, layer, key, value, batch)
+        # Before anything is read: a batch's tokens attend to each other.
+        self.pool.store(layer, batch.slots, key, value)
         out = torch.empty_like(query)
         for group in batch.decodes:
-            out[group.tokens] = _decode(group, query, keys, values, window)
+            out[group.tokens] = self._decode(layer, group, query, window)
+        # What a pool rounds is read back, so that a token reads the same in any chunk.
+        exact = self.pool.form.dtype == key.dtype
         for row in np.flatnonzero(batch.lengths > 1):
             start, length = int(batch.starts[row]), int(batch.lengths[row])
             span = slice(start, start + length)
             prefix = int(batch.prefixes[row])
-            if prefix == 0:
+            if prefix == 0 and exact:
                 context = key[span], value[span]
             else:
                 width = -(-(prefix + length) // self.pool.shape.tokens)
-                index = batch.blocks[row, :width]
-                context = (
-                    keys.index_select(0, index).view(-1, *key.shape[1:])[: prefix + length],
-                    values.index_select(0, index).view(-1, *key.shape[1:])[: prefix + length],
-                )
+                read = self._read(layer, batch.blocks[row, :width], key.dtype)
+                context = read[0][: prefix + length], read[1][: prefix + length]
             _extend(query[span], *context, prefix, window, out[span])
         return out
 
+    def _read(self, layer: int, blocks: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        keys, values = self.pool.keys[layer], self.pool.values[layer]
+        return keys.read(blocks, dtype), values.read(blocks, dtype)
 
-def _decode(
-    group: _DecodeGroup, query: Tensor, keys: Tensor, values: Tensor, window: int | None
-) -> Tensor:
-    rows, (heads, dim), kv_heads = len(group.tokens), query.shape[1:], keys.shape[2]
-    shape = (rows, group.width, kv_heads, dim)
-    key = keys.index_select(0, group.blocks).view(shape).transpose(1, 2)
-    value = values.index_select(0, group.blocks).view(shape).transpose(1, 2)
-    # The query heads that share a KV head stand where more tokens would.
-    shared = query[group.tokens].view(rows, kv_heads, heads // kv_heads, dim)
-    mask = group.mask(window, query.dtype)
-    return functional.scaled_dot_product_attention(shared, key, value, mask).reshape(
-        rows, heads, dim
-    )
+    def _decode(self, layer: int, group: _DecodeGroup, query: Tensor, window: int | None) -> Tensor:
+        rows, (heads, dim) = len(group.tokens), query.shape[1:]
+        key, value = (
+            side.view(rows, group.width, -1, dim).transpose(1, 2)
+            for side in self._read(layer, group.blocks, query.dtype)
+        )
+        # The query heads that share a KV head stand where more tokens would.
+        kv_heads = key.shape[1]
+        shared = query[group.tokens].view(rows, kv_heads, heads // kv_heads, dim)
+        mask = group.mask(window, query.dtype)
+        attended = functional.scaled_dot_product_attention(shared, key, value, mask)
+        return attended.reshape(rows, heads, dim)
 
 
 _MASK_ENTRIES = 1 << 22

@@ -11,7 +11,7 @@ from functools import partial
 import torch
 from msgspec import Struct
 
-from drumline.core.config import Dtype, ModelConfig, Quantization
+from drumline.core.config import Dtype, KvCacheDtype, ModelConfig, Quantization
 from drumline.core.errors import ConfigError
 from drumline.device.attention import Attention, TorchAttention
 from drumline.device.blocks import Apportioned, in_blocks, whole
@@ -20,6 +20,7 @@ from drumline.device.kernels.native import Found, Machine, find_kernels
 from drumline.device.kernels.processor import instruction_sets
 from drumline.device.kernels.trial import tried
 from drumline.device.kv import KvPool
+from drumline.device.kv_form import KvForm
 from drumline.device.layers import Backend, TorchLinear
 from drumline.device.models.config import QUANTIZED, DecoderConfig
 from drumline.device.native_attention import LANES, POOLS, NativeAttention, fits
@@ -31,6 +32,11 @@ _DTYPES = {
     Dtype.BFLOAT16: torch.bfloat16,
     Dtype.FLOAT16: torch.float16,
 }
+_KV_DTYPES = {
+    KvCacheDtype.FLOAT32: torch.float32,
+    KvCacheDtype.BFLOAT16: torch.bfloat16,
+    KvCacheDtype.INT8: torch.int8,
+}
 _MOST_EXACT_SUMMANDS = 2
 """Of so many ranks, a sum has the same bits whichever comes first."""
 
@@ -39,13 +45,19 @@ class Chosen(Struct, frozen=True, eq=False):
     """How a model is computed. `dtype` is that of activations, and of weights that are floats."""
 
     dtype: torch.dtype
+    kv_form: KvForm
     backend: Backend
     apportioned: Apportioned
     machine: Machine | None = None
     """What runs kernels, where there are any."""
 
 
-def chosen(asked: ModelConfig, model: DecoderConfig, ranks: int) -> Chosen:
+def chosen(
+    asked: ModelConfig,
+    model: DecoderConfig,
+    ranks: int,
+    kv: KvCacheDtype = KvCacheDtype.AUTO,
+) -> Chosen:
     """Return how a model is computed by `ranks` tensor-parallel ranks.
 
     Raises ConfigError where that is not what was asked for.
@@ -59,12 +71,17 @@ def chosen(asked: ModelConfig, model: DecoderConfig, ranks: int) -> Chosen:
     found = find_kernels(tried)
     packs = _packs(asked, model, found)
     dtype = torch.float32 if packs else resolve_dtype(asked.dtype, model.stored_dtype)
+    kv_dtype = resolve_kv_dtype(kv, dtype, packs=packs)
     name = "torch"
     attention: Callable[[KvPool], Attention] = TorchAttention
     if asked.deterministic:
         attention = FixedAttention
     machine = None
-    attends = dtype in POOLS and fits(model.heads, model.kv_heads, model.head_dim)
+    attends = (
+        found.kernels is not None
+        and kv_dtype in POOLS
+        and fits(model.heads, model.kv_heads, model.head_dim)
+    )
     one_call = (
         attends and ranks == 1 and _in_lanes(model) and (packs or not _torch_is_better(dtype))
     )
@@ -85,7 +102,13 @@ def chosen(asked: ModelConfig, model: DecoderConfig, ranks: int) -> Chosen:
         packs=packs,
         one_call=machine is not None and one_call,
     )
-    return Chosen(dtype, backend, in_blocks if asked.deterministic else whole, machine)
+    return Chosen(
+        dtype,
+        KvForm(kv_dtype, lines=attends),
+        backend,
+        in_blocks if asked.deterministic else whole,
+        machine,
+    )
 
 
 def _in_lanes(model: DecoderConfig) -> bool:
@@ -144,6 +167,16 @@ def resolve_dtype(asked: Dtype, stored: str) -> torch.dtype:
         stored,
     )
     return torch.float32
+
+
+def resolve_kv_dtype(asked: KvCacheDtype, dtype: torch.dtype, *, packs: bool) -> torch.dtype:
+    """Return what keys and values are kept as beside activations of `dtype`.
+
+    Beside small integers, half of float32 changes no answer that those have not changed more.
+    """
+    if asked is not KvCacheDtype.AUTO:
+        return _KV_DTYPES[asked]
+    return torch.bfloat16 if packs else dtype
 
 
 def has_native_bfloat16() -> bool:

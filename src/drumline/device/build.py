@@ -79,11 +79,11 @@ def _build(config: Config, group: TensorGroup, stages: Stages) -> DeviceBuild:
     granularity = config.cache.prefix_granularity
     check_granularity(granularity)
     shard = shard_of(model, group.index, group.size, stages.index, stages.size)
-    how = chosen(config.model, model, group.size)
+    how = chosen(config.model, model, group.size, config.cache.kv_cache_dtype)
     dtype, backend = how.dtype, how.backend
     # Of the rank that holds most: all of a replica have as many pages.
     kv_heads, layers = most_kv_heads(model, group.size), most_layers(model, stages.size)
-    page_bytes = 2 * layers * kv_heads * model.head_dim * BLOCK_TOKENS * dtype.itemsize
+    page_bytes = 2 * layers * how.kv_form.side_bytes(BLOCK_TOKENS, kv_heads, model.head_dim)
     device = torch.device("cpu")
     loader = WeightLoader(
         model, backend, dtype, device, group, how.apportioned, available_bytes, shard
@@ -102,7 +102,7 @@ def _build(config: Config, group: TensorGroup, stages: Stages) -> DeviceBuild:
         block_tokens=BLOCK_TOKENS,
         kv_heads=len(shard.kv_heads),
         head_dim=model.head_dim,
-        dtype=dtype,
+        form=how.kv_form,
         device=device,
     )
     rows = config.schedule.max_num_seqs + 1
@@ -133,13 +133,14 @@ def _build(config: Config, group: TensorGroup, stages: Stages) -> DeviceBuild:
     dtype_name = str(dtype).removeprefix("torch.")
     load_ms = (clock.now_us() - started) // 1000
     _log.info(
-        "loaded %s in %d ms: %s back end, %s on cpu, %d threads; KV pool: %d pages of %d tokens, "
-        "%d MiB; host cache: %d pages; suspended requests: %d pages",
+        "loaded %s in %d ms: %s back end, %s on cpu, %d threads; KV pool: %s, %d pages of %d "
+        "tokens, %d MiB; host cache: %d pages; suspended requests: %d pages",
         files.name,
         load_ms,
         backend.name,
         dtype_name,
         torch.get_num_threads(),
+        how.kv_form.name,
         budget.pages - 1,
         BLOCK_TOKENS,
         budget.pool_bytes // MIB,
@@ -163,6 +164,7 @@ def _build(config: Config, group: TensorGroup, stages: Stages) -> DeviceBuild:
         max_rows=config.schedule.max_num_seqs,
         max_scheduled_tokens=config.schedule.chunked_prefill_size,
         backend=backend.name,
+        kv_dtype=how.kv_form.name,
         num_host_pages=budget.host.host_pages,
         num_snapshot_pages=budget.host.snapshot_pages,
         max_retracted_requests=budget.host.max_retracted,

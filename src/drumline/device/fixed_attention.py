@@ -9,8 +9,9 @@ a prompt's or an answer's, in whatever chunk, batch or length of context beside 
 import torch
 from torch import Tensor
 
-from drumline.device.attention import AttentionBatch, additive_mask, store
+from drumline.device.attention import AttentionBatch, additive_mask
 from drumline.device.kv import KvPool
+from drumline.device.kv_form import KvSide
 
 STRETCH = 512
 """Positions that torch's kernel reads between two corrections of its running maximum; a context
@@ -40,7 +41,7 @@ class FixedAttention:
         window: int | None,
     ) -> Tensor:
         keys, values = self.pool.keys[layer], self.pool.values[layer]
-        store(self.pool, layer, key, value, batch)
+        self.pool.store(layer, batch.slots, key, value)
         out = torch.empty_like(query)
         tokens, heads, dim = query.shape
         kv_heads = key.shape[1]
@@ -67,11 +68,10 @@ class FixedAttention:
                 )[0]
         return out
 
-    def _context(self, side: Tensor, blocks: Tensor, width: int) -> Tensor:
+    def _context(self, side: KvSide, blocks: Tensor, width: int) -> Tensor:
         """Return one row's keys or values, `[1, kv_heads, width, head_dim]`, float32."""
         columns = width // self.pool.shape.tokens
         index = torch.zeros(columns, dtype=torch.int64)
         held = min(columns, len(blocks))
         index[:held] = blocks[:held]
-        read = side.index_select(0, index).view(width, *side.shape[2:])
-        return read.float().transpose(0, 1).unsqueeze(0).contiguous()
+        return side.read(index, torch.float32).transpose(0, 1).unsqueeze(0).contiguous()

@@ -6,26 +6,26 @@ Thread: forward thread only. That the table changes nowhere else is what makes a
 later plan's edits invisible to a forward that is queued or running.
 """
 
-import math
-
 import numpy as np
 import torch
 from msgspec import Struct
 from numpy.typing import NDArray
+from torch import Tensor
 
 from drumline.contract.arena import PageLayout
 from drumline.contract.arrays import IntArray
 from drumline.core.errors import ConfigError
+from drumline.device.kv_form import KvForm, KvSide
 from drumline.device.memory import Memory
 
 
 class BlockShape(Struct, frozen=True):
-    """Where tokens lie in a layer's rows: token `t` of block `b` is row `b * rows + t`."""
+    """How the places of tokens count: slot `b * rows + t` is token `t` of block `b`."""
 
     tokens: int
     """Tokens a block holds."""
     rows: int
-    """Rows from a block to the next: its tokens in every layer, keys and values."""
+    """Slots from a block to the next: its tokens in every layer, keys and values."""
 
 
 class KvPool:
@@ -33,8 +33,7 @@ class KvPool:
 
     A block is one piece of memory, layer by layer, the keys before the values: the way
     blocks lie in host memory too, so that one is moved by one copy, and so is a run of its
-    layers. A layer's view, `[blocks, block_tokens, kv_heads, head_dim]`, has gaps between
-    blocks and none within.
+    layers. Whatever belongs to a token lies in its block, steps of integers included.
     Block 0 is the null block: nobody owns it, and what is read from it is masked.
     """
 
@@ -43,11 +42,10 @@ class KvPool:
         "_memory",
         "bytes",
         "device",
-        "key_rows",
+        "form",
         "keys",
         "layout",
         "shape",
-        "value_rows",
         "values",
     )
 
@@ -59,35 +57,39 @@ class KvPool:
         block_tokens: int,
         kv_heads: int,
         head_dim: int,
-        dtype: torch.dtype,
+        form: KvForm,
         device: torch.device,
     ) -> None:
-        token = (kv_heads, head_dim)
-        field_bytes = block_tokens * math.prod(token) * dtype.itemsize
-        name = str(dtype).removeprefix("torch.")
-        # Whoever changes how a block's bytes are read names it here.
-        tag = f"tokens-heads-dims {block_tokens}x{kv_heads}x{head_dim} {name}"
-        self.layout = PageLayout(tag, 2 * layers, field_bytes)
+        size = (block_tokens, kv_heads, head_dim)
+        side_bytes = form.side_bytes(*size)
+        self.form = form
+        self.layout = PageLayout(form.tag(*size), 2 * layers, side_bytes)
         self.device = device
         self._memory = Memory(blocks * self.layout.block_bytes, device)
-        held = self._memory.bytes.view(dtype)
-        self._blocks = held.view(blocks, -1)
+        raw = self._memory.bytes.view(blocks, 2 * layers, side_bytes)
+        # Wider than bytes, as what fills and copies them goes number by number.
+        self._blocks = raw.view(blocks, -1).view(torch.int32)
         self.shape = BlockShape(block_tokens, 2 * layers * block_tokens)
-        fields = held.view(blocks, 2 * layers, block_tokens, *token)
         self.keys, self.values = (
-            [fields[:, field] for field in range(side, 2 * layers, 2)] for side in (0, 1)
-        )
-        rows = held.view(-1, *token)
-        self.key_rows, self.value_rows = (
-            [rows[field * block_tokens :] for field in range(side, 2 * layers, 2)]
+            [
+                KvSide(raw[:, field], form, *size, keys=side == 0)
+                for field in range(side, 2 * layers, 2)
+            ]
             for side in (0, 1)
         )
-        """The same by token, `[rows, kv_heads, head_dim]`, as `shape` says: without gaps, which
-        is what single tokens are written to quickest."""
-        self.bytes: NDArray[np.uint8] = self._memory.bytes.view(
-            blocks, 2 * layers, field_bytes
-        ).numpy()
+        self.bytes: NDArray[np.uint8] = raw.numpy()
         """The same memory as blocks, `[blocks, fields, field_bytes]`: what threads copy."""
+
+    def store(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Keep tokens' keys and values, `[tokens, kv_heads, head_dim]`, at `slots` of `shape`."""
+        blocks, tokens = slots // self.shape.rows, slots % self.shape.rows
+        self.keys[layer].write(blocks, tokens, keys)
+        self.values[layer].write(blocks, tokens, values)
+
+    def addresses(self, layer: int) -> tuple[int, int]:
+        """Return where a layer's keys and its values of block 0 begin."""
+        start, side_bytes = self._memory.bytes.data_ptr(), self.layout.field_bytes
+        return start + 2 * layer * side_bytes, start + (2 * layer + 1) * side_bytes
 
     @property
     def why_kept(self) -> str | None:

@@ -12,10 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from drumline.core.errors import InvariantError
 from drumline.device.attention import AttentionBatch
 from drumline.device.kernels.native import (
     BFLOAT16,
     FLOAT32,
+    INT8,
     MOST_SHARED_HEADS,
     Batch,
     Cache,
@@ -25,7 +27,8 @@ from drumline.device.kernels.native import (
 from drumline.device.kv import KvPool
 
 LANES = 8
-POOLS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16}
+POOLS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16, torch.int8: INT8}
+"""What kernels read, where it lies in lines."""
 
 
 def fits(heads: int, kv_heads: int, head_dim: int) -> bool:
@@ -57,7 +60,7 @@ class PlacedBatch:
 
 def cache_of(pool: KvPool, layer: int, window: int | None) -> Cache:
     """Return what kernels are told of a layer's part of the pool."""
-    return Cache(pool.keys[layer].data_ptr(), pool.values[layer].data_ptr(), window or 0)
+    return Cache(*pool.addresses(layer), window or 0)
 
 
 class NativeAttention:
@@ -66,6 +69,8 @@ class NativeAttention:
     __slots__ = ("_machine", "_placed", "pool")
 
     def __init__(self, pool: KvPool, machine: Machine) -> None:
+        if not pool.form.lines:
+            raise InvariantError("kernels read pools whose blocks lie in lines")
         self.pool = pool
         self._machine = machine
         self._placed: tuple[AttentionBatch, PlacedBatch] | None = None
@@ -82,13 +87,12 @@ class NativeAttention:
         # The same for every layer of a forward.
         if self._placed is None or self._placed[0] is not batch:
             self._placed = batch, PlacedBatch(batch)
-        stored = self.pool.keys[layer]
         heads = Heads(
             query.shape[1],
             key.shape[1],
             query.shape[2],
             self.pool.shape.rows,
-            POOLS[stored.dtype],
+            POOLS[self.pool.form.dtype],
             0,
         )
         inputs = [each.float().contiguous() for each in (query, key, value)]

@@ -123,7 +123,7 @@ class Program:
     def _take(self, pool: KvPool) -> None:
         self._pool = pool
         self._model.heads.block_rows = pool.shape.rows
-        self._model.heads.pool = POOLS[pool.keys[0].dtype]
+        self._model.heads.pool = POOLS[pool.form.dtype]
         for index, weights in enumerate(self._weights.layers):
             self._layers[index].cache = cache_of(pool, index, weights.window)
 

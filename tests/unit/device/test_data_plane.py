@@ -160,7 +160,7 @@ def test_rows_of_a_poisoned_cache_are_flagged_and_spare_their_neighbours(rig):
     for row in (1, 2, 3):
         device.run(device.plan([(row, 100)], **device.start(row, f"r{row}", PROMPTS[row])))
     pool = device.built.handle._pool
-    device.thread.call(lambda: pool.values[1][9].fill_(torch.nan))
+    device.thread.call(lambda: pool.values[1].numbers[9].fill_(torch.nan))
     # A neighbour's table still names the block, beyond what the neighbour has written.
     stale = patch([1], [3], [9])
     result = device.run(device.plan(decodes=[1, 2, 3], patches=(stale,)))

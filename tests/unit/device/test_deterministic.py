@@ -7,12 +7,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from drumline.contract.request import Sampling
+from drumline.core.config import KvCacheDtype
 from drumline.core.errors import ConfigError
 from drumline.device import backends
 from drumline.device.attention import AttentionBatch, TorchAttention
 from drumline.device.fixed_attention import STRETCH, FixedAttention
 from drumline.device.kernels.native import Found
 from drumline.device.kv import BlockTable, KvPool
+from drumline.device.kv_form import KvForm
 
 from .conftest import ints
 from .small_rank import GREEDY, SmallDevice, SmallRank
@@ -53,22 +55,33 @@ def said(rank, which, time=0):
     return told.ids, told.logprobs, told.top_logprobs, told.prompt and told.prompt.logprobs
 
 
-COMPILED = [(family, True) for family in ("llama", "mistral, window", "qwen3")]
+COMPILED = [(family, True, KvCacheDtype.AUTO) for family in ("llama", "mistral, window", "qwen3")]
+INT8 = KvCacheDtype.INT8
 
 
 @pytest.fixture(
     scope="module",
-    params=[*COMPILED, ("mistral, window", False)],
-    ids=lambda way: f"{way[0]}, {'kernels of ours' if way[1] else 'torch alone'}",
+    params=[
+        *COMPILED,
+        ("mistral, window", False, KvCacheDtype.AUTO),
+        ("mistral, window", True, INT8),
+        ("llama", False, INT8),
+    ],
+    ids=lambda way: f"{way[0]}, {'kernels of ours' if way[1] else 'torch alone'}, KV {way[2]}",
 )
 def fixed(request, checkpoint):
-    family, compiled = request.param
+    family, compiled, kept = request.param
     with pytest.MonkeyPatch.context() as patch:
         if not compiled:
             patch.setattr(backends, "find_kernels", lambda _: Found(None, "a test wants none"))
         device = SmallDevice(
-            checkpoint(family)[1], pages=40, model={"deterministic": True}, kvstore=True
+            checkpoint(family)[1],
+            pages=40,
+            model={"deterministic": True},
+            kvstore=True,
+            kv_cache_dtype=kept,
         )
+    assert device.built.specs.kv_dtype == ("int8" if kept is INT8 else "float32")
     alone = []
     for which in range(len(PROMPTS)):
         rank = SmallRank(device, depth=0, caching=False)
@@ -113,7 +126,9 @@ def test_what_is_computed_in_blocks_is_what_the_model_says(fixed, checkpoint):
                 ids = torch.tensor([PROMPTS[4] + alone[4][0]])
                 table = model(ids).logits[0].log_softmax(-1)
                 own = table[torch.arange(63, 63 + TOKENS), ids[0, 64:]]
-                assert alone[4][1] == pytest.approx(own.tolist(), abs=2e-4)
+                kept = device.config.cache.kv_cache_dtype
+                far = 2e-2 if kept is INT8 else 2e-4
+                assert alone[4][1] == pytest.approx(own.tolist(), abs=far)
 
 
 @pytest.mark.parametrize("window", [None, 30, 600])
@@ -134,7 +149,7 @@ def test_attention_to_long_contexts_is_exact_and_the_same_in_any_chunk(window, d
             block_tokens=16,
             kv_heads=kv_heads,
             head_dim=dim,
-            dtype=dtype,
+            form=KvForm(dtype),
             device=torch.device("cpu"),
         )
         table = BlockTable(2, 80)

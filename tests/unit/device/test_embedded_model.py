@@ -13,6 +13,7 @@ from drumline.core.config import (
     CacheConfig,
     Config,
     Dtype,
+    KvCacheDtype,
     ModelConfig,
     Quantization,
     ScheduleConfig,
@@ -122,33 +123,53 @@ same way, and then merges the two. For a million entries the difference is that 
 and most of a day. The islanders, who sort letters by hand, do it by street."""
 
 
-@torch.inference_mode()
-def test_weights_as_they_are_stored_are_as_good_as_floats_of_them():
-    file = find_model(None)
-    tokenizer = gguf_tokenizer(read_gguf(file.path))
+def logits_of_text(quantization, kept):
+    """Return the text's ids and what the model makes of each, as log probabilities."""
+    tokenizer = gguf_tokenizer(read_gguf(find_model(None).path))
     ids = torch.tensor(tokenizer.encode(TEXT, add_special=False))
-    assert len(ids) > 380
-    logits = []
-    for quantization in (Quantization.NONE, Quantization.GGUF):
-        device = Rig(
-            Config(
-                model=ModelConfig(dtype=Dtype.FLOAT32, quantization=quantization),
-                cache=CacheConfig(max_total_tokens=16 * 40),
-                schedule=ScheduleConfig(max_num_seqs=1),
-            )
+    device = Rig(
+        Config(
+            model=ModelConfig(dtype=Dtype.FLOAT32, quantization=quantization),
+            cache=CacheConfig(max_total_tokens=16 * 40, kv_cache_dtype=kept),
+            schedule=ScheduleConfig(max_num_seqs=1),
         )
-        try:
-            logits.append(device.thread.call(partial(_logits_of, device, ids)))
-        finally:
-            device.plane.shutdown()
-    exact, ours = (each.log_softmax(1) for each in logits)
+    )
+    try:
+        assert device.built.specs.kv_dtype == kept
+        logits = device.thread.call(partial(_logits_of, device, ids))
+    finally:
+        device.plane.shutdown()
+    return ids, logits.log_softmax(1)
+
+
+@pytest.fixture(scope="module")
+def in_floats():
+    return logits_of_text(Quantization.NONE, KvCacheDtype.FLOAT32)
+
+
+@pytest.mark.parametrize(
+    ("quantization", "kept", "mean", "most"),
+    [
+        (Quantization.GGUF, KvCacheDtype.FLOAT32, 0.004, 0.06),
+        (Quantization.GGUF, KvCacheDtype.BFLOAT16, 0.004, 0.06),
+        (Quantization.GGUF, KvCacheDtype.INT8, 0.004, 0.06),
+        (Quantization.NONE, KvCacheDtype.INT8, 0.001, 0.02),
+    ],
+)
+@torch.inference_mode()
+def test_what_is_stored_small_is_as_good_as_floats_of_it(
+    in_floats, quantization, kept, mean, most
+):
+    ids, exact = in_floats
+    assert len(ids) > 380
+    _, ours = logits_of_text(quantization, kept)
     following = ids[1:].unsqueeze(1)
     lost = [-each[:-1].gather(1, following).mean() for each in (exact, ours)]
     assert abs(float((lost[1] - lost[0]).exp()) - 1) < 0.01
     divergence = (exact.exp() * (exact - ours)).sum(1)
-    assert float(divergence.mean()) <= 0.004
+    assert float(divergence.mean()) <= mean
     # The first token of a text, on which attention rests, is the least exact one.
-    assert float(divergence.max()) < 0.06
+    assert float(divergence.max()) < most
     best = exact.topk(2, 1)
     sure = best.values[:, 0] - best.values[:, 1] > 0.5
     assert int(sure.sum()) > 100

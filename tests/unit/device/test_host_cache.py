@@ -19,6 +19,7 @@ from drumline.core.errors import ConfigError, InvariantError
 from drumline.device.budget import host_sizes
 from drumline.device.host_cache import HostPool, HostSizes
 from drumline.device.kv import KvPool
+from drumline.device.kv_form import KvForm
 
 from .conftest import Rig, ints
 
@@ -28,7 +29,17 @@ OTHER = RANDOM.integers(0, 320, 30).tolist()
 MIB = 1 << 20
 
 
-def kv_pool(blocks=40, dtype=torch.bfloat16, **changes):
+BFLOAT16 = KvForm(torch.bfloat16)
+FORMS = [
+    KvForm(torch.float32),
+    BFLOAT16,
+    KvForm(torch.bfloat16, lines=True),
+    KvForm(torch.int8),
+    KvForm(torch.int8, lines=True),
+]
+
+
+def kv_pool(blocks=40, form=BFLOAT16, **changes):
     pool = KvPool(
         **{
             "layers": 3,
@@ -36,14 +47,16 @@ def kv_pool(blocks=40, dtype=torch.bfloat16, **changes):
             "block_tokens": 4,
             "kv_heads": 2,
             "head_dim": 8,
-            "dtype": dtype,
+            "form": form,
             "device": torch.device("cpu"),
             **changes,
         }
     )
     generator = torch.Generator().manual_seed(blocks)
-    for tensor in (*pool.keys, *pool.values):
-        tensor.copy_(torch.randn(tensor.shape, generator=generator))
+    slots = (torch.arange(blocks)[:, None] * pool.shape.rows + torch.arange(4)).flatten()
+    size = (2, len(slots), changes.get("kv_heads", 2), changes.get("head_dim", 8))
+    for layer in range(3):
+        pool.store(layer, slots, *torch.randn(size, generator=generator))
     return pool
 
 
@@ -52,11 +65,11 @@ def moves(sources, targets):
 
 
 def contents(pool, block):
-    return [tensor[block].clone() for tensor in (*pool.keys, *pool.values)]
+    return pool.bytes[block].copy()
 
 
 def same(left, right):
-    return all(torch.equal(mine, theirs) for mine, theirs in zip(left, right, strict=True))
+    return np.array_equal(left, right)
 
 
 def store(host, kv, *moved, threads=2):
@@ -70,9 +83,9 @@ def load(host, kv, *moved, threads=2, step_fields=6):
             task()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_blocks_come_back_as_they_were_whatever_neighbours_they_had(dtype):
-    kv = kv_pool(dtype=dtype)
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_blocks_come_back_as_they_were_whatever_neighbours_they_had(form):
+    kv = kv_pool(form=form)
     host = HostPool(kv, 30, ArenaTier.HOST)
     held = {}
     for _ in range(20):
@@ -105,7 +118,7 @@ def test_a_host_block_lies_in_one_piece_layer_by_layer_keys_before_values():
     block = raw[2 * arena.layout.block_bytes :][: arena.layout.block_bytes]
     expected = [part for pair in zip(kv.keys, kv.values, strict=True) for part in pair]
     assert block == b"".join(
-        part[7].contiguous().view(torch.uint8).numpy().tobytes() for part in expected
+        part.numbers[7].contiguous().view(torch.uint8).numpy().tobytes() for part in expected
     )
 
 
@@ -120,7 +133,7 @@ def test_a_block_that_holds_nothing_or_lies_outside_is_refused():
 
 
 def test_pages_of_another_layout_are_foreign_and_are_not_read():
-    kv, other = kv_pool(), kv_pool(dtype=torch.float16)
+    kv, other = kv_pool(), kv_pool(form=KvForm(torch.float16))
     bfloat, half = kv.layout, other.layout
     assert bfloat.block_bytes == half.block_bytes
     assert bfloat.tag != half.tag
@@ -135,6 +148,7 @@ def test_pages_of_another_layout_are_foreign_and_are_not_read():
     with pytest.raises(InvariantError, match=r"host block 2 holds no page of layout .*bfloat16"):
         load(host, kv, moves([2], [5]))
     assert kv_pool(kv_heads=4, head_dim=4).layout.tag != bfloat.tag
+    assert len({kv_pool(form=form).layout.tag for form in FORMS}) == len(FORMS)
 
 
 # -- within a plan ----------------------------------------------------------------
@@ -261,7 +275,7 @@ def test_a_store_reads_what_its_blocks_held_before_the_plan_unless_they_are_pinn
     device = rig()
     device.generate(1, "a", PROMPT, 2, blocks=range(1, 9))
     pool = device.built.handle._pool
-    before, blank = contents(pool, 1), [torch.zeros_like(part) for part in contents(pool, 1)]
+    before, blank = contents(pool, 1), np.zeros_like(contents(pool, 1))
     stored = WriteBack(0, (moves([1], [1]),), pinned=pinned)
     device.execute(
         device.plan(

@@ -7,6 +7,7 @@ import torch
 from drumline.core.model_files import find_model
 from drumline.device.attention import AttentionBatch, TorchAttention
 from drumline.device.kv import BlockTable, KvPool
+from drumline.device.kv_form import KvForm
 from drumline.device.layers import Backend, TorchLinear
 from drumline.device.models.checkpoint import open_checkpoint
 from drumline.device.models.decoder import weight_count
@@ -56,7 +57,7 @@ class Loaded:
             block_tokens=PAGE,
             kv_heads=len(shard.kv_heads),
             head_dim=config.head_dim,
-            dtype=dtype,
+            form=KvForm(dtype, lines=backend is not REFERENCE),
             device=cpu,
         )
         self.attention, self.shape = backend.attention(pool), pool.shape

@@ -111,12 +111,12 @@ def test_a_failed_load_does_not_end_the_forward_thread(rig, other):
 
 def test_a_kv_cache_that_was_released_is_blank_and_may_be_written(rig):
     pool = rig.built.handle._pool
-    for tensor in (*pool.keys, *pool.values):
-        tensor.fill_(3)
+    for side in (*pool.keys, *pool.values):
+        side.numbers.fill_(3)
     assert rig.plane.release_memory((Region.KV_CACHE,)) is None
     rig.plane.restore_memory((Region.KV_CACHE,))
-    assert not any(tensor.any() for tensor in (*pool.keys, *pool.values))
-    pool.keys[0][5].fill_(1)
+    assert not any(side.numbers.any() for side in (*pool.keys, *pool.values))
+    pool.keys[0].numbers[5].fill_(1)
     assert pool.bytes[5].any()
     assert not pool.bytes[4].any()
 
@@ -127,9 +127,9 @@ def test_weights_that_find_no_room_refuse_the_release_and_leave_all_there(rig, m
 
     monkeypatch.setattr("tempfile.TemporaryFile", full)
     pool = rig.built.handle._pool
-    pool.keys[0].fill_(3)
+    pool.keys[0].numbers.fill_(3)
     fault = rig.plane.release_memory((Region.WEIGHTS, Region.KV_CACHE))
     assert fault.startswith("no room to keep the weights in /")
     assert fault.endswith("No space left on device")
-    assert pool.keys[0].all()
+    assert pool.keys[0].numbers.all()
     assert head(rig).any()

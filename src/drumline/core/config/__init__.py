@@ -11,7 +11,12 @@ they are constructed.
 
 from msgspec import Struct
 
-from drumline.core.config.cache import DEFAULT_KVSTORE_RATIO, CacheConfig, WritePolicy
+from drumline.core.config.cache import (
+    DEFAULT_KVSTORE_RATIO,
+    CacheConfig,
+    KvCacheDtype,
+    WritePolicy,
+)
 from drumline.core.config.fields import parse_bytes, tcp
 from drumline.core.config.grammar import GrammarBackend, GrammarConfig
 from drumline.core.config.model import Dtype, ModelConfig, Quantization, WeightUpdatePolicy
@@ -40,6 +45,7 @@ __all__ = [
     "Gateway",
     "GrammarBackend",
     "GrammarConfig",
+    "KvCacheDtype",
     "LoadBalance",
     "LogLevel",
     "ModelConfig",

@@ -16,12 +16,31 @@ class WritePolicy(StrEnum):
     WRITE_BACK = "write_back"
 
 
+class KvCacheDtype(StrEnum):
+    """What keys and values are kept as."""
+
+    AUTO = "auto"
+    """The type of activations, but bfloat16 beside weights that stay small integers."""
+    BFLOAT16 = "bfloat16"
+    FLOAT32 = "float32"
+    INT8 = "int8"
+    """With a float32 step for each token and KV head."""
+
+
 DEFAULT_KVSTORE_RATIO = 2.0
 
 
 class CacheConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How much KV memory there is, and how it is shared."""
 
+    kv_cache_dtype: Annotated[
+        KvCacheDtype,
+        Meta(
+            description="what keys and values are kept as: auto is the type of --dtype, or "
+            "bfloat16 where weights stay small integers; int8, with a scale for each token and "
+            "head, holds about twice as many tokens as bfloat16 in the same memory"
+        ),
+    ] = KvCacheDtype.AUTO
     kv_cache_size: Annotated[
         str,
         Meta(

@@ -10,16 +10,14 @@
 #include <cstdint>
 #include <vector>
 
-#include "lanes.h"
+#include "pages.h"
 
 namespace drumline {
 
-constexpr int kPage = 16;
-constexpr int kStretch = 256;
 constexpr int kTileQueries = 24;  // query rows whose scores of a stretch fit the nearest cache
 constexpr int kMostShared = 64;   // query heads of a KV head
 
-enum PoolKind : int32_t { kFloat32 = 0, kBfloat16 = 1 };
+enum PoolKind : int32_t { kFloat32 = 0, kBfloat16 = 1, kInt8 = 2 };
 
 // Where a forward's tokens lie: row r feeds lengths[r] tokens from starts[r] on, behind
 // prefixes[r] earlier ones; blocks has `columns` entries a row.
@@ -31,17 +29,19 @@ struct Batch {
 
 struct Heads {
   int64_t queries, keys, size;
-  int64_t block_rows;  // tokens' rows from a block of the pool to the next
+  int64_t block_rows;  // slots from a block of the pool to the next: its tokens in every layer
   int32_t pool;        // PoolKind
   int32_t reserved;
 
   int64_t shared() const { return queries / keys; }
-  int64_t block_values() const { return block_rows * keys * size; }
+  template <class T>
+  int64_t block_bytes() const { return block_rows / kPage * keys * page_bytes<T>(size); }
+  int64_t padded() const { return (size + 15) / 16 * 16; }  // floats a row of sums takes
 };
 
-// One layer's part of the pool, `[kPage, keys, size]` of each block, and how far it looks back.
+// One layer's part of the pool, and how far it looks back.
 struct Cache {
-  void *keys, *values;
+  void *keys, *values;  // of block 0: a page of each KV head
   int64_t window;  // positions read, own included; 0 is all
 };
 
@@ -87,120 +87,142 @@ struct Work {
 
 // One member's memory.
 struct Scratch {
-  std::vector<float> scores, page, made, joined;
+  std::vector<float> scores, made, joined, steps;
+  std::vector<int8_t> bytes;
+  std::vector<Planes> queries;
+  std::vector<WeightPlanes> weights;
+  std::vector<uint16_t> asked, weighed;  // queries and weights, where they meet pairs
 
   void fit(const Heads& heads) {
-    const int64_t queries = std::max<int64_t>(kTileQueries, heads.shared());
-    scores.resize(queries * kStretch);
-    page.resize(kPage * heads.size);
-    made.resize(queries * heads.size);
-    joined.resize(queries * heads.size);
+    const int64_t count = std::max<int64_t>(kTileQueries, heads.shared());
+    scores.resize(count * kStretch);
+    made.resize(count * heads.padded());
+    joined.resize(count * heads.size);
+    if (kPairs && heads.pool == kBfloat16) {
+      asked.resize(count * heads.size);
+      weighed.resize(count * kStretch);
+    }
+    if (heads.pool != kInt8) return;
+    steps.resize(kStretch);
+    bytes.resize(2 * count * heads.size);
+    weights.resize(count);
+    queries.resize(count);
+    for (int64_t i = 0; i < count; i++) {
+      queries[i].high = bytes.data() + 2 * i * heads.size;
+      queries[i].low = queries[i].high + heads.size;
+    }
   }
 };
-
-inline const float* unpacked(const float* from, int64_t, int64_t, float*) { return from; }
-inline const float* unpacked(const uint16_t* from, int64_t apart, int64_t size, float* to) {
-  for (int i = 0; i < kPage; i++)
-    for (int64_t d = 0; d < size; d += kLanes) store(to + i * size + d, bfloats(from + i * apart + d));
-  return to;
-}
-inline int64_t apart_of(const float*, int64_t apart, int64_t) { return apart; }
-inline int64_t apart_of(const uint16_t*, int64_t, int64_t size) { return size; }
-
-template <int N>
-inline void weigh(const float* values, int64_t apart, const float* weights, int first, int last, float* out) {
-  Floats sums[N];
-  for (int j = 0; j < N; j++) sums[j] = load(out + j * kLanes);
-  for (int i = first; i < last; i++) {
-    const Floats weight = all(weights[i]);
-    for (int j = 0; j < N; j++) sums[j] = fma(weight, load(values + i * apart + j * kLanes), sums[j]);
-  }
-  for (int j = 0; j < N; j++) store(out + j * kLanes, sums[j]);
-}
 
 // Positions [first, last) that a query reads.
 struct Seen { int64_t first, last; };
 
+// Turn a row's scores into weights, of which the largest is 1; what it does not read weighs none.
+inline void soften(float* row, const Span& span, int from, int to, float& peak, float& mass) {
+  const int a = span.first / kLanes * kLanes, b = (span.last + kLanes - 1) / kLanes * kLanes;
+  std::fill(row + a, row + span.first, -INFINITY);
+  std::fill(row + span.last, row + b, -INFINITY);
+  Floats most = all(-INFINITY);
+  for (int k = a; k < b; k += kLanes) most = _mm256_max_ps(most, load(row + k));
+  peak = largest(most);
+  Floats total = _mm256_setzero_ps();
+  for (int k = a; k < b; k += kLanes) {
+    const Floats weight = falling(_mm256_sub_ps(load(row + k), all(peak)));
+    store(row + k, weight);
+    total = _mm256_add_ps(total, weight);  // beside 1, what is not read is lost in it
+  }
+  mass = sum(total);
+  std::fill(row + from, row + span.first, 0.f);
+  std::fill(row + span.last, row + to, 0.f);
+}
+
+template <class T>
+void weigh_all(const Values<T>& values, int queries, const Span* spans, Scratch& memory, float* made, int64_t stride,
+               float* mass) {
+  const int64_t size = values.size;
+  if constexpr (kHasSteps<T>) {
+    float* steps = memory.steps.data();
+    for (int p = values.from; p < values.to; p += kPage)
+      std::copy_n(steps_of(values.page(p), size), kPage, steps + p);
+    for (int r = 0; r < queries; r++) {
+      if (spans[r].last > spans[r].first)
+        memory.weights[r].set(memory.scores.data() + r * kStretch, steps, values.from, values.to);
+    }
+    by_rows(queries, [&]<int N>(int first) {
+      constexpr int C = columns_at_once(N);
+      const WeightPlanes* weights = memory.weights.data() + first;
+      float* out = made + first * stride;
+      int64_t d = 0;
+      for (; d + C * kWide <= size; d += C * kWide) weigh<N, C>(values, d, weights, out, stride, first == 0);
+      for (; d < size; d += kWide) weigh<N, 1>(values, d, weights, out, stride, first == 0);
+    });
+  } else if constexpr (kInPairs<T>) {
+#ifdef __AVX512BF16__
+    for (int r = 0; r < queries; r++)
+      if (spans[r].last > spans[r].first)
+        mass[r] = round_all(memory.scores.data() + r * kStretch, values.from, values.to, memory.weighed.data() + r * kStretch);
+    by_rows(queries, [&]<int N>(int first) {
+      constexpr int C = 4;
+      const uint16_t* weights = memory.weighed.data() + first * kStretch;
+      float* out = made + first * stride;
+      int64_t d = 0;
+      for (; d + C * WidePairs::kCount <= size; d += C * WidePairs::kCount)
+        weigh<WidePairs, N, C>(values, d, weights, spans + first, out, stride, first == 0);
+      for (; d + WidePairs::kCount <= size; d += WidePairs::kCount)
+        weigh<WidePairs, N, 1>(values, d, weights, spans + first, out, stride, false);
+      for (; d < size; d += EightPairs::kCount)
+        weigh<EightPairs, N, 1>(values, d, weights, spans + first, out, stride, false);
+    });
+#endif
+  } else {
+    by_rows(queries, [&]<int N>(int first) {
+      constexpr int C = columns_at_once(N);
+      const float* weights = memory.scores.data() + first * kStretch;
+      float* out = made + first * stride;
+      int64_t d = 0;
+      for (; d + C * kWide <= size; d += C * kWide)
+        weigh<WideLanes, N, C>(values, d, weights, spans + first, out, stride, first == 0);
+      for (; d + kWide <= size; d += kWide)
+        weigh<WideLanes, N, 1>(values, d, weights, spans + first, out, stride, false);
+      for (; d < size; d += kLanes)
+        weigh<EightLanes, N, 1>(values, d, weights, spans + first, out, stride, false);
+    });
+  }
+}
+
 // Attend `queries` rows to one stretch, of which each reads a part; `made` is their weighted sums,
 // `peak` and `mass` the largest score and the weights' sum. A row that reads nothing is left out.
-template <class T>
+// `query` is of floats, of Planes where the pool holds integers, or of bfloat16 where pairs of them
+// are multiplied.
+template <class T, class Query>
 void attend(const Heads& heads, const T* keys, const T* values, const int64_t* blocks, int64_t stretch, int queries,
-            const float* const* query, const Seen* seen, Scratch& memory, float* made, float* peak, float* mass) {
-  const int64_t begin = stretch * kStretch, size = heads.size, between = heads.keys * size;
+            const Query* query, const Seen* seen, Scratch& memory, float* peak, float* mass) {
+  const int64_t begin = stretch * kStretch, size = heads.size, stride = heads.padded();
   const float scale = 1.f / std::sqrt(static_cast<float>(size));
-  int first[kMostShared], last[kMostShared];
+  Span spans[kMostShared];
   int from = kStretch, to = 0;
   for (int r = 0; r < queries; r++) {
-    first[r] = static_cast<int>(std::clamp<int64_t>(seen[r].first - begin, 0, kStretch));
-    last[r] = static_cast<int>(std::clamp<int64_t>(seen[r].last - begin, 0, kStretch));
-    if (last[r] <= first[r]) continue;
-    from = std::min(from, first[r]);
-    to = std::max(to, last[r]);
+    spans[r] = {static_cast<int>(std::clamp<int64_t>(seen[r].first - begin, 0, kStretch)),
+                static_cast<int>(std::clamp<int64_t>(seen[r].last - begin, 0, kStretch))};
+    if (spans[r].last <= spans[r].first) continue;
+    from = std::min(from, spans[r].first);
+    to = std::max(to, spans[r].last);
   }
+  from = from / kPage * kPage;
+  to = (to + kPage - 1) / kPage * kPage;
+  const int64_t block_bytes = heads.block_bytes<T>();
+  const Values<T> key_pages{keys, blocks + begin / kPage, block_bytes, size, from, to};
+  const Values<T> value_pages{values, blocks + begin / kPage, block_bytes, size, from, to};
   float* scores = memory.scores.data();
-  for (int p = from / kPage * kPage; p < to; p += kPage) {
-    const T* stored = keys + blocks[(begin + p) / kPage] * heads.block_values();
-    if (p + kPage < to) {
-      const T* next = keys + blocks[(begin + p) / kPage + 1] * heads.block_values();
-      for (int i = 0; i < kPage; i++)
-        for (int64_t d = 0; d < size; d += 64 / static_cast<int64_t>(sizeof(T))) _mm_prefetch(next + i * between + d, _MM_HINT_T0);
-    }
-    const int64_t apart = apart_of(stored, between, size);
-    const float* page = unpacked(stored, between, size, memory.page.data());
-    for (int r = 0; r < queries; r++)
-      for (int k = p; k < p + kPage; k += kLanes) {
-        if (k >= last[r] || k + kLanes <= first[r]) continue;
-        Floats products[8];
-        for (auto& each : products) each = _mm256_setzero_ps();
-        const float* key = page + (k - p) * apart;
-        for (int64_t d = 0; d < size; d += kLanes) {
-          const Floats q = load(query[r] + d);
-#pragma GCC unroll 8
-          for (int i = 0; i < 8; i++) products[i] = fma(q, load(key + i * apart + d), products[i]);
-        }
-        store(scores + r * kStretch + k, _mm256_mul_ps(sums(products), all(scale)));
-      }
+  for (int p = from; p < to; p += kPage) {
+    key_pages.fetch_behind(p);
+    if (p + kPage >= to) fetch(value_pages.page(from), size);
+    const T* page = key_pages.page(p);
+    by_rows(queries, [&]<int N>(int first) { score<N>(page, size, query + first, scale, scores + first * kStretch + p); });
   }
-  for (int r = 0; r < queries; r++) {
-    if (last[r] <= first[r]) continue;
-    float* row = scores + r * kStretch;
-    const int a = first[r] / kLanes * kLanes, b = (last[r] + kLanes - 1) / kLanes * kLanes;
-    for (int k = a; k < first[r]; k++) row[k] = -INFINITY;
-    for (int k = last[r]; k < b; k++) row[k] = -INFINITY;
-    Floats most = all(-INFINITY);
-    // What is no number stands second, and so stays.
-    for (int k = a; k < b; k += kLanes) most = _mm256_max_ps(most, load(row + k));
-    peak[r] = largest(most);
-    Floats total = _mm256_setzero_ps();
-    for (int k = a; k < b; k += kLanes) {
-      const Floats score = load(row + k);
-      const Floats weight = _mm256_andnot_ps(_mm256_cmp_ps(score, all(-INFINITY), _CMP_EQ_OQ),
-                                             exponential(_mm256_sub_ps(score, all(peak[r]))));
-      store(row + k, weight);
-      total = _mm256_add_ps(total, weight);
-    }
-    mass[r] = sum(total);
-    std::fill(made + r * size, made + (r + 1) * size, 0.f);
-  }
-  for (int p = from / kPage * kPage; p < to; p += kPage) {
-    const T* stored = values + blocks[(begin + p) / kPage] * heads.block_values();
-    if (p + kPage < to) {
-      const T* next = values + blocks[(begin + p) / kPage + 1] * heads.block_values();
-      for (int i = 0; i < kPage; i++)
-        for (int64_t d = 0; d < size; d += 64 / static_cast<int64_t>(sizeof(T))) _mm_prefetch(next + i * between + d, _MM_HINT_T0);
-    }
-    const int64_t apart = apart_of(stored, between, size);
-    const float* page = unpacked(stored, between, size, memory.page.data());
-    for (int r = 0; r < queries; r++) {
-      const int a = std::max(first[r], p) - p, b = std::min(last[r], p + kPage) - p;
-      if (b <= a) continue;
-      const float* weights = scores + r * kStretch + p;
-      int64_t d = 0;
-      for (; d + 64 <= size; d += 64) weigh<8>(page + d, apart, weights, a, b, made + r * size + d);
-      for (; d + 32 <= size; d += 32) weigh<4>(page + d, apart, weights, a, b, made + r * size + d);
-      for (; d < size; d += 8) weigh<1>(page + d, apart, weights, a, b, made + r * size + d);
-    }
-  }
+  for (int r = 0; r < queries; r++)
+    if (spans[r].last > spans[r].first) soften(scores + r * kStretch, spans[r], from, to, peak[r], mass[r]);
+  weigh_all<T>(value_pages, queries, spans, memory, memory.made.data(), stride, mass);
 }
 
 // Join what a further stretch came to with what those before it did.
@@ -222,17 +244,25 @@ inline void finish(const float* sums, float mass, float* out, int64_t size) {
   for (int64_t d = 0; d < size; d += kLanes) store(out + d, _mm256_mul_ps(load(sums + d), by));
 }
 
+// A KV head's page of a block.
+template <class T>
+T* page_of(const Heads& heads, void* side, int64_t block, int64_t head) {
+  char* bytes = static_cast<char*>(side) + block * heads.block_bytes<T>() + head * page_bytes<T>(heads.size);
+  return reinterpret_cast<T*>(bytes);
+}
+
 // A task: the query heads of KV head `head`, of a tile's tokens. `query` and `out` have rows of
 // `stride` and `queries * size` floats. A lone token's stretch goes to `partial`.
 template <class T>
 void attend_tile(const Heads& heads, const Cache& cache, const Batch& batch, const Tile& tile, int64_t head,
                  const float* query, int64_t stride, float* out, float* partial, Scratch& memory) {
-  const int64_t size = heads.size, shared = heads.shared(), offset = head * size;
-  const T* keys = static_cast<const T*>(cache.keys) + offset;
-  const T* values = static_cast<const T*>(cache.values) + offset;
+  const int64_t size = heads.size, shared = heads.shared(), stride_made = heads.padded();
+  const T* keys = page_of<T>(heads, cache.keys, 0, head);
+  const T* values = page_of<T>(heads, cache.values, 0, head);
   const int64_t* blocks = batch.blocks + tile.row * batch.columns;
   const int64_t limit = std::max<int64_t>(1, kTileQueries / shared);
   const float* rows[kMostShared];
+  [[maybe_unused]] const uint16_t* paired[kMostShared];
   Seen seen[kMostShared];
   float peak[kMostShared], mass[kMostShared], other_peak[kMostShared], other_mass[kMostShared];
   for (int64_t t = 0; t < tile.count; t += limit) {
@@ -250,14 +280,31 @@ void attend_tile(const Heads& heads, const Cache& cache, const Batch& batch, con
         seen[i * shared + g] = mine;
       }
     }
+    const auto asking = [&] {
+      if constexpr (kHasSteps<T>) {
+        for (int r = 0; r < queries; r++) memory.queries[r].set(rows[r], size);
+        return static_cast<const Planes*>(memory.queries.data());
+#ifdef __AVX512BF16__
+      } else if constexpr (kInPairs<T>) {
+        for (int r = 0; r < queries; r++) {
+          uint16_t* rounded = memory.asked.data() + r * size;
+          round_all(rows[r], 0, size, rounded);
+          paired[r] = rounded;
+        }
+        return static_cast<const uint16_t* const*>(paired);
+#endif
+      } else {
+        return static_cast<const float* const*>(rows);
+      }
+    }();
     if (tile.stretch >= 0) {
       // One token: a place for each of its query heads, mass and peak behind the sums.
       float* at = partial + tile.part + head * shared * (size + kLanes);
       const bool read = from < (tile.stretch + 1) * kStretch && to > tile.stretch * kStretch;
-      if (read) attend<T>(heads, keys, values, blocks, tile.stretch, queries, rows, seen, memory, memory.made.data(), peak, mass);
+      if (read) attend<T>(heads, keys, values, blocks, tile.stretch, queries, asking, seen, memory, peak, mass);
       for (int r = 0; r < queries; r++) {
         float* place = at + r * (size + kLanes);
-        if (read) std::copy_n(memory.made.data() + r * size, size, place);
+        if (read) std::copy_n(memory.made.data() + r * stride_made, size, place);
         place[size] = read ? peak[r] : 0;
         place[size + 1] = read ? mass[r] : 0;
         place[size + 2] = read;
@@ -267,10 +314,10 @@ void attend_tile(const Heads& heads, const Cache& cache, const Batch& batch, con
     float* joined = memory.joined.data();
     for (int r = 0; r < queries; r++) mass[r] = -1;  // nothing yet
     for (int64_t s = from / kStretch; s * kStretch < to; s++) {
-      attend<T>(heads, keys, values, blocks, s, queries, rows, seen, memory, memory.made.data(), other_peak, other_mass);
+      attend<T>(heads, keys, values, blocks, s, queries, asking, seen, memory, other_peak, other_mass);
       for (int r = 0; r < queries; r++) {
         if (seen[r].first >= (s + 1) * kStretch || seen[r].last <= s * kStretch) continue;
-        const float* made = memory.made.data() + r * size;
+        const float* made = memory.made.data() + r * stride_made;
         if (mass[r] == -1) {
           std::copy_n(made, size, joined + r * size);
           peak[r] = other_peak[r];
@@ -307,19 +354,21 @@ inline void join_parts(const Heads& heads, int64_t stretches, const float* parti
   }
 }
 
+template <class T>
+void keep_as(const Heads& heads, const Cache& cache, int64_t slot, const float* key, const float* value) {
+  const int64_t block = slot / heads.block_rows, token = slot % heads.block_rows;
+  for (int64_t h = 0; h < heads.keys; h++) {
+    keep_key(page_of<T>(heads, cache.keys, block, h), heads.size, token, key + h * heads.size);
+    keep_value(page_of<T>(heads, cache.values, block, h), heads.size, token, value + h * heads.size);
+  }
+}
+
 // Put one token's keys and values into the pool.
 inline void keep(const Heads& heads, const Cache& cache, int64_t slot, const float* key, const float* value) {
-  const int64_t width = heads.keys * heads.size;
-  if (heads.pool == kFloat32) {
-    std::copy_n(key, width, static_cast<float*>(cache.keys) + slot * width);
-    std::copy_n(value, width, static_cast<float*>(cache.values) + slot * width);
-    return;
-  }
-  auto* keys = static_cast<uint16_t*>(cache.keys) + slot * width;
-  auto* values = static_cast<uint16_t*>(cache.values) + slot * width;
-  for (int64_t d = 0; d < width; d++) {
-    keys[d] = bfloat(key[d]);
-    values[d] = bfloat(value[d]);
+  switch (heads.pool) {
+    case kFloat32: return keep_as<float>(heads, cache, slot, key, value);
+    case kBfloat16: return keep_as<uint16_t>(heads, cache, slot, key, value);
+    default: return keep_as<int8_t>(heads, cache, slot, key, value);
   }
 }
 

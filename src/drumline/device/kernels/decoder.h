@@ -169,10 +169,12 @@ inline void gate(const Matrix& w, int64_t pair, const Inputs& x, int64_t first, 
 inline void attend_task(const Heads& heads, const Cache& cache, const Batch& batch, const Work& work, int64_t task,
                         const float* query, int64_t stride, float* out, float* partial, Scratch& memory) {
   const Tile& tile = work.tiles[task / heads.keys];
-  if (heads.pool == kFloat32)
-    attend_tile<float>(heads, cache, batch, tile, task % heads.keys, query, stride, out, partial, memory);
-  else
-    attend_tile<uint16_t>(heads, cache, batch, tile, task % heads.keys, query, stride, out, partial, memory);
+  const int64_t head = task % heads.keys;
+  switch (heads.pool) {
+    case kFloat32: return attend_tile<float>(heads, cache, batch, tile, head, query, stride, out, partial, memory);
+    case kBfloat16: return attend_tile<uint16_t>(heads, cache, batch, tile, head, query, stride, out, partial, memory);
+    default: return attend_tile<int8_t>(heads, cache, batch, tile, head, query, stride, out, partial, memory);
+  }
 }
 
 // Bring a token's attended heads together, where several threads read its context.

@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 NIBBLES, BYTES, FLOATS, BFLOATS, HALVES = range(5)
 """Kinds of weights: of 4 and 8 bits, packed; float32, bfloat16 and float16, as they lie."""
-FLOAT32, BFLOAT16 = 0, 1
+FLOAT32, BFLOAT16, INT8 = 0, 1, 2
 """Kinds of pools of keys and values."""
 MOST_SHARED_HEADS = 64
 _NO_ROW = 2

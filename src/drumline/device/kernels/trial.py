@@ -7,11 +7,13 @@ import numpy as np
 import numpy.typing as npt
 
 from drumline.device.kernels.native import (
+    BFLOAT16,
     BFLOATS,
     BYTES,
     FLOAT32,
     FLOATS,
     HALVES,
+    INT8,
     NIBBLES,
     Batch,
     Cache,
@@ -24,9 +26,12 @@ from drumline.device.kernels.native import (
 )
 
 _BLOCK = 32
+_PAGE = 16
 _TYPES = {NIBBLES: (3, 20), BYTES: (8, 34)}
 """GGML's number of what is packed as each kind, and the bytes of a block: Q4_1 and Q8_0."""
 _CLOSE = 1e-4
+_CLOSE_TO = {FLOAT32: 1e-4, BFLOAT16: 2e-2, INT8: 4e-4}
+"""Queries meet integers as ones of 14 bits, and bfloat16, on some processors, as such."""
 
 
 def tried(kernels: Kernels) -> str | None:
@@ -38,8 +43,9 @@ def tried(kernels: Kernels) -> str | None:
     for kind, what in ((FLOATS, "float32"), (BFLOATS, "bfloat16"), (HALVES, "float16")):
         if not _floats_hold(machine, kind):
             return f"a product of {what} weights came out wrong"
-    if not _attention_holds(machine):
-        return "attention came out wrong"
+    for kind, what in ((FLOAT32, "float32"), (BFLOAT16, "bfloat16"), (INT8, "int8")):
+        if not _attention_holds(machine, kind):
+            return f"attention to {what} came out wrong"
     return None if _draws_hold(machine) else "tokens were drawn as they should not be"
 
 
@@ -118,57 +124,69 @@ def _multiplies(
     return near and bool((made == alone).all())
 
 
-def _attention_holds(machine: Machine) -> bool:
+def _attention_holds(machine: Machine, kind: int) -> bool:
+    """Feed two rows, then a chunk of one and a token of the other, and see what those read."""
     random = np.random.default_rng(5)
-    lengths, prefixes = np.array([3, 1], np.int32), np.array([2, 300], np.int32)
-    heads, kv_heads, size, page = 4, 2, 16, 16
-    starts = (np.cumsum(lengths) - lengths).astype(np.int32)
-    blocks = np.arange(2 * 19, dtype=np.int64).reshape(2, 19)[::-1].copy()
-    positions = np.concatenate(
-        [np.arange(p, p + n) for p, n in zip(prefixes, lengths, strict=True)]
-    ).astype(np.int64)
-    row = np.repeat(np.arange(2), lengths)
-    slots = blocks[row, positions // page] * page + positions % page
-    pool = random.standard_normal((2, 2 * 19 * page, kv_heads, size)).astype(np.float32)
-    query = random.standard_normal((4, heads, size)).astype(np.float32)
-    fresh = random.standard_normal((2, 4, kv_heads, size)).astype(np.float32)
-    out = np.empty_like(query)
-    batch = Batch(
-        4,
-        2,
-        blocks.shape[1],
-        None,
-        positions.ctypes.data,
-        slots.ctypes.data,
-        blocks.ctypes.data,
-        starts.ctypes.data,
-        lengths.ctypes.data,
-        prefixes.ctypes.data,
-    )
+    fed, chunks = np.array([2, 300], np.int32), np.array([3, 1], np.int32)
+    heads, kv_heads, size, columns = 4, 2, 16, 19
+    blocks = np.arange(2 * columns, dtype=np.int64).reshape(2, columns)[::-1].copy()
+    # A float32 for each value, and one for a step, is more than any kind takes.
+    pool = np.zeros((2, 2 * columns * _PAGE * kv_heads * (size + 1)), np.float32)
     cache = Cache(pool[0].ctypes.data, pool[1].ctypes.data, 0)
-    machine.run(
-        "attention",
-        ctypes.byref(Heads(heads, kv_heads, size, page, FLOAT32, 0)),
-        ctypes.byref(cache),
-        ctypes.byref(batch),
-        query.ctypes.data,
-        fresh[0].ctypes.data,
-        fresh[1].ctypes.data,
-        out.ctypes.data,
-    )
-    if not (pool[:, slots] == fresh).all():
-        return False
-    for token in range(4):
-        seen = np.arange(positions[token] + 1)
-        place = blocks[row[token], seen // page] * page + seen % page
+    told = Heads(heads, kv_heads, size, _PAGE, kind, 0)
+    known = [random.standard_normal((2, count, kv_heads, size)) for count in fed + chunks]
+    known = [each.astype(np.float32) for each in known]
+    for prefixes, lengths in ((np.zeros_like(fed), fed), (fed, chunks)):
+        spans = [slice(p, p + n) for p, n in zip(prefixes, lengths, strict=True)]
+        row = np.repeat(np.arange(2), lengths)
+        positions = np.concatenate([np.arange(span.start, span.stop) for span in spans])
+        positions = positions.astype(np.int64)
+        slots = blocks[row, positions // _PAGE] * _PAGE + positions % _PAGE
+        starts = (np.cumsum(lengths) - lengths).astype(np.int32)
+        fresh = np.concatenate([r[:, s] for r, s in zip(known, spans, strict=True)], 1).copy()
+        query = random.standard_normal((len(row), heads, size)).astype(np.float32)
+        out = np.empty_like(query)
+        batch = Batch(
+            len(row),
+            *blocks.shape,
+            None,
+            *(each.ctypes.data for each in (positions, slots, blocks, starts, lengths, prefixes)),
+        )
+        machine.run(
+            "attention",
+            ctypes.byref(told),
+            ctypes.byref(cache),
+            ctypes.byref(batch),
+            query.ctypes.data,
+            fresh[0].ctypes.data,
+            fresh[1].ctypes.data,
+            out.ctypes.data,
+        )
+    kept = [_kept(each.astype(np.float64), kind) for each in known]
+    for token, position in enumerate(positions):
         for head in range(heads):
-            key, value = pool[:, place, head // (heads // kv_heads)].astype(np.float64)
+            key, value = kept[row[token]][:, : position + 1, head // (heads // kv_heads)]
             score = key @ query[token, head] / np.sqrt(size)
             weight = np.exp(score - score.max())
             expected = weight @ value / weight.sum()
-            if not np.allclose(out[token, head], expected, rtol=0, atol=_CLOSE):
+            if not np.allclose(out[token, head], expected, rtol=0, atol=_CLOSE_TO[kind]):
                 return False
     return True
+
+
+def _kept(vectors: npt.NDArray[np.float64], kind: int) -> npt.NDArray[np.float64]:
+    """Return vectors as a pool keeps them."""
+    if kind == FLOAT32:
+        return vectors
+    kept: npt.NDArray[np.float64]
+    if kind == BFLOAT16:
+        bits = vectors.astype(np.float32).view(np.uint32)
+        rounded = (bits + 0x7FFF + (bits >> 16 & 1)) & np.uint32(0xFFFF0000)
+        kept = rounded.view(np.float32).astype(np.float64)
+        return kept
+    step = np.abs(vectors).max(-1, keepdims=True) / 127
+    kept = np.rint(vectors / step) * step
+    return kept
 
 
 _GOLDEN, _WORD = 0x9E3779B97F4A7C15, (1 << 64) - 1
