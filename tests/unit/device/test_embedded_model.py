@@ -157,9 +157,7 @@ def in_floats():
     ],
 )
 @torch.inference_mode()
-def test_what_is_stored_small_is_as_good_as_floats_of_it(
-    in_floats, quantization, kept, mean, most
-):
+def test_what_is_stored_small_is_as_good_as_floats_of_it(in_floats, quantization, kept, mean, most):
     ids, exact = in_floats
     assert len(ids) > 380
     _, ours = logits_of_text(quantization, kept)
