@@ -47,6 +47,8 @@ def registration(**changes) -> Registration:
         "vllm_version": "tokenspeed-fake",
         "max_num_seqs": 64,
         "instance_id": "fake",
+        "device_backend": "fake kernels",
+        "kv_cache_dtype": "int8",
         "request_types": ["add", "abort", "control"],
         "positional_layouts": declared_layouts(),
     }

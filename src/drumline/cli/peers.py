@@ -12,7 +12,7 @@ _NO_EMBEDDINGS = "models that only embed are not served"
 _NO_DRAFTS = "there is no speculation in this version"
 _NO_DISAGGREGATION = "an engine prefills and decodes by itself in this version"
 _BY_DEVICE = "leave it out, it follows from the device"
-_KV_DTYPE = "leave it out, keys and values are kept in the type of --dtype"
+_KV_DTYPE = "use --kv-cache-dtype, which is of keys and values alike"
 _LESS_LOG = "use --log-level warning, which silences the lines of requests and batches"
 _SIZE = "set the pool in tokens with --max-total-tokens"
 
@@ -36,7 +36,6 @@ EQUIVALENTS: dict[str, str] = {
     "--cpu-offload-gb": "weights stay where they are computed; host memory can hold KV pages, "
     "see --enable-kvstore",
     "--generation-config": _CHECKPOINT,
-    "--kv-cache-dtype": _KV_DTYPE,
     "--attention-backend": _BY_DEVICE,
     "--enable-lora": _NO_ADAPTERS,
     "--lora-modules": _NO_ADAPTERS,
@@ -86,6 +85,10 @@ EQUIVALENTS: dict[str, str] = {
     "-t": "set the variable OMP_NUM_THREADS",
     "--temp": "use --temperature",
     "--alias": "use --served-model-name",
+    "--cache-type-k": _KV_DTYPE,
+    "--cache-type-v": _KV_DTYPE,
+    "-ctk": _KV_DTYPE,
+    "-ctv": _KV_DTYPE,
     "-p": "give the prompt without a flag",
     "--prompt": "give the prompt without a flag",
 }

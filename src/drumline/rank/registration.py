@@ -33,4 +33,6 @@ def registration_of(
         kv_cache_size_tokens=max_request_tokens,
         request_types=["add", "abort", "control"],
         positional_layouts=declared_layouts(),
+        device_backend=specs.backend,
+        kv_cache_dtype=specs.kv_dtype,
     )

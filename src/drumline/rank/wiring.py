@@ -227,6 +227,6 @@ def _tag(company: Company) -> str:
 def _summary(specs: DeviceSpecs) -> str:
     return (
         f"{specs.model.name}: {specs.model.architecture} in {specs.model.dtype} on "
-        f"{specs.backend}, context {specs.model.max_model_len}, KV pool {specs.kv_tokens} tokens, "
-        f"{specs.max_rows} requests at a time"
+        f"{specs.backend}, context {specs.model.max_model_len}, KV pool {specs.kv_tokens} tokens "
+        f"as {specs.kv_dtype}, {specs.max_rows} requests at a time"
     )

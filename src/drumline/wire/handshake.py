@@ -88,7 +88,8 @@ class Registration(Struct, kw_only=True):
     """What an engine serves; its first message on the input socket.
 
     `num_gpu_blocks` are device pages; `prefix_granularity` tokens are the smallest
-    prefix that requests share. `dtype` is `float16`, `bfloat16` or `float32`.
+    prefix that requests share. `dtype` is `float16`, `bfloat16` or `float32`. The last two keys
+    are drumline's own, for `/server_info`; others read over them.
     """
 
     max_model_len: int
@@ -121,6 +122,8 @@ class Registration(Struct, kw_only=True):
     image_token_id: int | None = None
     video_token_id: int | None = None
     cache_trace_epochs: list[Any] = []
+    device_backend: str | None = None
+    kv_cache_dtype: str | None = None
 
 
 decode_greeting: Callable[[Buffer], Greeting] = decoder(Greeting)

@@ -347,6 +347,8 @@ async def test_server_info_has_every_setting_and_no_key(embedded):
             assert "hush" not in text
             assert (info["model"], info["max_num_seqs"]) == ("/here", 160)
             assert info["resolved"]["context_tokens"] == 2048
+            assert info["resolved"]["kv_cache_dtype"] == "int8"
+            assert info["resolved"]["backend"] == "fake kernels"
             assert info["engine"]["instance_id"] == "fake"
 
 

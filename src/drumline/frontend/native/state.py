@@ -87,6 +87,9 @@ class State:
             "context_tokens": service.limits.context,
             "kv_pool_tokens": service.limits.pool,
             "vocabulary_tokens": service.limits.vocabulary,
+            "dtype": service.registration.dtype,
+            "kv_cache_dtype": service.registration.kv_cache_dtype,
+            "backend": service.registration.device_backend,
         }
         info["engine"] = service.registration
         info["internal_states"] = self._loads().loads
