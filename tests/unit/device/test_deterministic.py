@@ -127,7 +127,7 @@ def test_what_is_computed_in_blocks_is_what_the_model_says(fixed, checkpoint):
                 table = model(ids).logits[0].log_softmax(-1)
                 own = table[torch.arange(63, 63 + TOKENS), ids[0, 64:]]
                 kept = device.config.cache.kv_cache_dtype
-                far = 2e-2 if kept is INT8 else 2e-4
+                far = 0.15 if kept is INT8 else 2e-4
                 assert alone[4][1] == pytest.approx(own.tolist(), abs=far)
 
 
