@@ -46,10 +46,11 @@ SERVERS = re.findall(
 TITLES = {
     "--tensor-parallel-size 2": ["drumline::rank0_tp0", "drumline::rank1_tp1"],
     "--data-parallel-size 2": ["drumline::rank0_dp0", "drumline::rank1_dp1"],
+    "--pipeline-parallel-size 2": ["drumline::rank0_pp0", "drumline::rank1_pp1"],
 }
 
 
-def test_the_readme_starts_both_kinds_of_several_processes():
+def test_the_readme_starts_each_kind_of_several_processes():
     assert sorted(SERVERS) == sorted(TITLES)
 
 
@@ -69,8 +70,9 @@ def test_a_server_of_two_processes_from_the_readme_answers_and_ends_as_it_says(f
             assert reply.json()["usage"]["completion_tokens"] == 4
             texts.add(reply.json()["choices"][0]["text"])
         assert len(texts) == 1, "whichever process answers"
-        if "tensor" in flags:
-            os.kill(next(rank.pid for rank in ranks if "tp1" in rank.cmdline()[0]), signal.SIGKILL)
+        if "data" not in flags:
+            second = next(rank for rank in ranks if "rank1" in rank.cmdline()[0])
+            os.kill(second.pid, signal.SIGKILL)
             assert server.wait(20) == 1
             assert server.lines[-1].startswith("drumline: rank 1 was killed by SIGKILL")
         else:
