@@ -140,9 +140,17 @@ class Service:
 
     @property
     def page_tokens(self) -> int:
-        """How many tokens a page of the KV pool holds."""
+        """How many tokens a page of the KV pool holds.
+
+        An engine does not register it, but the longest request that its pages hold, which is a
+        page or two short of all of them; and a page divides what prefixes are hashed by.
+        """
         pages, tokens = self.registration.num_gpu_blocks, self.registration.kv_cache_size_tokens
-        return tokens // pages if tokens and pages else self.registration.prefix_granularity
+        hashed = self.registration.prefix_granularity
+        if not tokens or not pages:
+            return hashed
+        sizes = (size for size in range(1, hashed) if hashed % size == 0 and size * pages >= tokens)
+        return next(sizes, hashed)
 
     def check_model(self, name: str | None) -> None:
         """Raise RequestError 404 unless `name` is a name of the model, or none at all."""

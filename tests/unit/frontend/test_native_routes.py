@@ -368,6 +368,16 @@ async def test_loads_are_told_rank_by_rank_and_summed(embedded):
         assert loads["aggregate"]["total_reqs"] == 4
 
 
+@pytest.mark.parametrize("longest", [512 * 16, 512 * 16 - 17])
+@run
+async def test_loads_in_tokens_count_whole_pages_however_long_a_request_may_be(embedded, longest):
+    async with served(embedded, registers={"kv_cache_size_tokens": longest}) as it:
+        it.fake.others = (1, 0, 128)
+        await it.chat()
+        (load,) = (await it.http.get("/v1/loads")).json()["loads"]
+        assert (load["num_used_tokens"], load["max_total_num_tokens"]) == (128 * 16, 512 * 16)
+
+
 @run
 async def test_a_generated_token_of_every_engine_is_a_probe(embedded):
     async with served(embedded, engines=2) as it:
