@@ -88,4 +88,6 @@ class Reading:
 
 async def unknown_path(scope: Scope, reply: Reply) -> None:
     """Answer a path that is nowhere."""
-    raise RequestError(404, f"there is no {scope['path']} here", code="unknown_url")
+    raise RequestError(
+        404, f"there is no {scope['path']} here; /docs lists what there is", code="unknown_url"
+    )
