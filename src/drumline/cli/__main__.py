@@ -5,6 +5,7 @@ start-up time is what an operator feels first.
 """
 
 import contextlib
+import difflib
 import os
 import signal
 import sys
@@ -30,6 +31,13 @@ _VERBS: dict[str, tuple[type[Struct], str]] = {
 _PLAIN = {
     "env": "print what a bug report needs to know of this machine",
     "version": "print the version",
+}
+_OTHERS_VERBS = {
+    "run": "use chat, or generate for a single answer",
+    "complete": "use generate with --raw",
+    "bench": "measure with `make bench` in the repository; serve answers other engines' clients",
+    "launch": "use serve",
+    "start": "use serve",
 }
 _BROKEN_PIPE = 128 + signal.SIGPIPE
 
@@ -86,7 +94,7 @@ def _run(words: list[str]) -> int:
         show_environment()
         return 0
     if verb not in _VERBS:
-        raise ConfigError(verb, f"no such verb; there are {', '.join([*_VERBS, *_PLAIN])}")
+        raise ConfigError(verb, _no_such(verb))
     command, positional = _VERBS[verb]
     flags = settings_of(command)
     if "-h" in rest or "--help" in rest:
@@ -111,6 +119,15 @@ def _run(words: list[str]) -> int:
     with contextlib.ExitStack() as closing:
         ahead = closing.enter_context(Ahead()) if _wants_one_rank(choices, prompts) else None
         return _verb(choices, prompts, ahead)()
+
+
+def _no_such(verb: str) -> str:
+    if verb in _OTHERS_VERBS:
+        return f"no such verb; {_OTHERS_VERBS[verb]}"
+    known = [*_VERBS, *_PLAIN]
+    near = difflib.get_close_matches(verb, known, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
+    return f"no such verb; {hint}"
 
 
 def _model_named(positionals: list[str]) -> str | None:

@@ -13,6 +13,7 @@ _NO_DRAFTS = "there is no speculation in this version"
 _NO_DISAGGREGATION = "an engine prefills and decodes by itself in this version"
 _BY_DEVICE = "leave it out, it follows from the device"
 _KV_DTYPE = "use --kv-cache-dtype, which is of keys and values alike"
+_NO_GRAPHS = "leave it out, forwards run without graphs and compile nothing"
 _LESS_LOG = "use --log-level warning, which silences the lines of requests and batches"
 _SIZE = "set the pool in tokens with --max-total-tokens"
 
@@ -44,6 +45,11 @@ EQUIVALENTS: dict[str, str] = {
     "--speculative-config": _NO_DRAFTS,
     "--kv-transfer-config": _NO_DISAGGREGATION,
     "--structured-outputs-config": "use --grammar-backend",
+    "--compilation-config": _NO_GRAPHS,
+    "--cuda-graph-sizes": _NO_GRAPHS,
+    "--limit-mm-per-prompt": "images are not taken in this version",
+    "--no-enable-chunked-prefill": "leave it out, a --chunked-prefill-size as large as "
+    "--max-model-len never cuts a prompt",
     "--max-logprobs": "leave it out, requests may ask for 20",
     "--max-parallel-loading-workers": "leave it out, every rank loads its own part",
     "--stream-interval": "leave it out, every token is sent as it comes",
@@ -64,6 +70,13 @@ EQUIVALENTS: dict[str, str] = {
     "--disaggregation-mode": _NO_DISAGGREGATION,
     "--hicache-storage-backend": "there is no network cache in this version",
     "--schedule-conservativeness": "leave it out, requests that no longer fit are suspended",
+    "--cuda-graph-max-bs": _NO_GRAPHS,
+    "--log-requests": "a line without the text is logged per request; see --log-level",
+    "--dist-timeout": "use --startup-timeout for the start-up, --peer-timeout later",
+    # Dynamo
+    "--http-port": "use --port",
+    "--router-mode": "use --load-balance-method",
+    "--model-name": "use --served-model-name",
     # TokenSpeed
     "--world-size": "leave it out, it is --tensor-parallel-size times --pipeline-parallel-size "
     "times --data-parallel-size",
@@ -72,23 +85,35 @@ EQUIVALENTS: dict[str, str] = {
     "--ext-yaml": "use --config with a TOML file",
     "--kvstore-storage-backend": "there is no network cache in this version",
     # llama.cpp
-    "-m": "use --model",
     "-c": "use --max-model-len",
     "--ctx-size": "use --max-model-len",
-    "-n": "use --max-tokens",
-    "--n-predict": "use --max-tokens",
     "-np": "use --max-num-seqs",
     "--parallel": "use --max-num-seqs",
     "-b": "use --chunked-prefill-size",
     "--batch-size": "use --chunked-prefill-size",
     "--threads": "set the variable OMP_NUM_THREADS",
     "-t": "set the variable OMP_NUM_THREADS",
-    "--temp": "use --temperature",
-    "--alias": "use --served-model-name",
+    "-hf": "use --model with the hub id, or with a GGUF file that `hf download` brought",
+    "--hf-repo": "use --model with the hub id, or with a GGUF file that `hf download` brought",
+    "-ngl": _BY_DEVICE,
+    "--n-gpu-layers": _BY_DEVICE,
+    "--gpu-layers": _BY_DEVICE,
     "--cache-type-k": _KV_DTYPE,
     "--cache-type-v": _KV_DTYPE,
     "-ctk": _KV_DTYPE,
     "-ctv": _KV_DTYPE,
+    "-ub": "use --chunked-prefill-size",
+    "--ubatch-size": "use --chunked-prefill-size",
+    "--threads-batch": "set the variable OMP_NUM_THREADS",
+    "-tb": "set the variable OMP_NUM_THREADS",
+    "--chat-template-file": "use --chat-template, which takes a file too",
+    "--lora": _NO_ADAPTERS,
+    "--embedding": "leave it out, /v1/embeddings is always there",
+    "--embeddings": "leave it out, /v1/embeddings is always there",
+    "--model-draft": _NO_DRAFTS,
+    "--mmproj": "images are not taken in this version",
+    "-v": "use --log-level debug",
+    "--verbose": "use --log-level debug",
     "-p": "give the prompt without a flag",
     "--prompt": "give the prompt without a flag",
 }
@@ -107,5 +132,9 @@ IGNORED: dict[str, str] = {
     "--enable-prompt-tokens-details": "cached tokens are always in a reply's usage",
     "--disable-custom-all-reduce": "there is none",
     "--skip-server-warmup": "there is no warm-up",
+    "--jinja": "chat templates are always rendered as Jinja",
+    "--metrics": "metrics are always on, see /metrics",
+    "--cont-batching": "requests always join a batch while it runs",
+    "-cb": "requests always join a batch while it runs",
 }
 """Switches that ask for what is so anyway: taken, with a note."""

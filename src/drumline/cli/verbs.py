@@ -13,18 +13,22 @@ from drumline.core.config import (
     ProcessConfig,
     ScheduleConfig,
 )
-from drumline.core.config.fields import Positive
+from drumline.core.config.fields import Positive, flags
 
 
 class SamplingOptions(Struct, frozen=True, kw_only=True):
     """How the answer is drawn."""
 
     max_tokens: Annotated[
-        Positive | None, Meta(description="most tokens of an answer; what fits by default")
+        Positive | None,
+        Meta(
+            description="most tokens of an answer; what fits by default",
+            extra=flags("--n-predict", "-n"),
+        ),
     ] = None
     temperature: Annotated[
         Annotated[float, Meta(ge=0, le=2)] | None,
-        Meta(description="0 takes the likeliest token; default 1"),
+        Meta(description="0 takes the likeliest token; default 1", extra=flags("--temp")),
     ] = None
     top_p: Annotated[
         Annotated[float, Meta(gt=0, le=1)] | None,

@@ -22,6 +22,14 @@ T = TypeVar("T", bound=Struct)
 Place = tuple[str, ...]
 
 
+_NO = {
+    int: "is no whole number, written out in digits",
+    float: "is no number",
+    bool: "is neither true nor false",
+}
+"""What to say of a word that names no value of a type at all."""
+
+
 class Arity(StrEnum):
     """How many words say a setting's value."""
 
@@ -129,6 +137,8 @@ def converted(label: str, known: Setting, said: Any) -> Any:
     except msgspec.ValidationError as error:
         if known.choices:
             reason = f"{said!r} is none of {', '.join(known.choices)}"
+        elif (kind := _stripped(known.kind)[0]) in _NO and "got `str`" in str(error):
+            reason = f"{said!r} {_NO[kind]}"
         else:
             wrong = str(error).split(" - at ")[0].replace(" | null", "")
             reason = f"{said!r} will not do: {wrong[0].lower()}{wrong[1:]}"

@@ -37,7 +37,13 @@ def test_without_words_every_default_is_the_structs_own():
         (["--max-model-len=4096"], "model.max_model_len", 4096),
         (["--context-length", "4096"], "model.max_model_len", 4096),
         (["--model-path", "x"], "model.model", "x"),
+        (["-m", "x"], "model.model", "x"),
         (["--dtype", "float32"], "model.dtype", Dtype.FLOAT32),
+        (["--dtype", "float"], "model.dtype", Dtype.FLOAT32),
+        (["--dtype", "half"], "model.dtype", Dtype.FLOAT16),
+        (["--dtype", "bf16"], "model.dtype", Dtype.BFLOAT16),
+        (["--reasoning-parser", "deepseek-r1"], "chat.reasoning_parser", "deepseek_r1"),
+        (["--alias", "a"], "model.served_model_name", ("a",)),
         (["--seed", "-1"], "model.seed", -1),
         (["--random-seed", "7"], "model.seed", 7),
         (["--served-model-name", "a", "b"], "model.served_model_name", ("a", "b")),
@@ -130,10 +136,12 @@ def test_a_flag_sets_its_field(argv, field, value):
             "--enable-kvstore: keeps the pages of prefixes, which --disable-prefix-caching forbids",
         ),
         (["--port", "99999"], "--port: '99999' will not do: expected `int` <= 65535"),
-        (["--port", "http"], "--port: 'http' will not do: expected `int`, got `str`"),
+        (["--port", "http"], "--port: 'http' is no whole number"),
+        (["--max-model-len", "32k"], "--max-model-len: '32k' is no whole number, written out in"),
+        (["--drain-timeout", "long"], "--drain-timeout: 'long' is no number"),
         (["--port"], "--port: it needs a value"),
         (["--port", "--host"], "--port: it needs a value"),
-        (["--max-model-len", "x"], "--max-model-len: 'x' will not do: expected `int`, got `str`"),
+        (["--max-model-len", "x"], "--max-model-len: 'x' is no whole number, written out"),
         (["--max-num-seqs", "0"], "--max-num-seqs: '0' will not do: expected `int` >= 1"),
         (["--max-num-seqs", "99999999"], "--max-num-seqs: '99999999' will not do"),
         (["--chunked-prefill-size", "9" * 20], "will not do: expected `int` <= 2147483647"),
@@ -146,7 +154,7 @@ def test_a_flag_sets_its_field(argv, field, value):
             ["--kv-cache-dtype", "fp8_e4m3"],
             "--kv-cache-dtype: 'fp8_e4m3' is none of auto, bfloat16, float32, int8",
         ),
-        (["--overlap-schedule=maybe"], "--overlap-schedule: 'maybe' will not do"),
+        (["--overlap-schedule=maybe"], "--overlap-schedule: 'maybe' is neither true nor false"),
         (["--disable-mixed-batch=1"], "--disable-mixed-batch: it takes no value"),
         (["--zmq-engine-index", "3"], "--zmq-engine-index: has no effect without --headless"),
         (["--data-parallel-rpc-port", "0"], "--data-parallel-rpc-port: '0' will not do"),
@@ -166,6 +174,9 @@ def test_a_wrong_flag_is_named_with_what_would_be_right(argv, told):
         ("--num-gpu-blocks-override", "--max-total-tokens"),
         ("--max-prefill-tokens", "--chunked-prefill-size"),
         ("--ctx-size", "--max-model-len"),
+        ("-ngl", "follows from the device"),
+        ("--chat-template-file", "--chat-template"),
+        ("--http-port", "--port"),
         ("--uvicorn-log-level", "--log-level"),
         ("--disable-log-requests", "--log-level warning"),
         ("--disable-log-stats", "--log-level warning"),
@@ -252,7 +263,7 @@ def test_every_flag_can_be_set_by_a_variable_and_wins_over_it():
 
 
 def test_a_bad_variable_is_named_and_an_unknown_one_refused():
-    assert "DRUMLINE_PORT: 'x' will not do" in refusal(env={"DRUMLINE_PORT": "x"})
+    assert "DRUMLINE_PORT: 'x' is no whole number" in refusal(env={"DRUMLINE_PORT": "x"})
     told = refusal(env={"DRUMLINE_PROT": "1"})
     assert told == "DRUMLINE_PROT: unknown environment variable; did you mean DRUMLINE_PORT?"
 

@@ -55,7 +55,10 @@ def test_help_of_a_verb_lists_its_flags(verb, capsys):
 @pytest.mark.parametrize(
     ("argv", "told"),
     [
-        (["sevre"], "sevre: no such verb"),
+        (["sevre"], "sevre: no such verb; did you mean serve?"),
+        (["brew"], "brew: no such verb; there are serve, generate, chat"),
+        (["run", "x"], "run: no such verb; use chat"),
+        (["bench"], "bench: no such verb; measure with `make bench`"),
         (["serve", "a", "b"], "MODEL: one model is served"),
         (["serve", "a", "--model", "b"], "MODEL: 'a' is named beside --model"),
         (["serve", "--prot", "1"], "--prot: unknown flag; did you mean --port?"),

@@ -16,6 +16,19 @@ class Dtype(StrEnum):
     FLOAT16 = "float16"
     FLOAT32 = "float32"
 
+    @classmethod
+    def _missing_(cls, value: object) -> "Dtype | None":
+        """Take the names that torch and other engines have for these, too."""
+        return {
+            "half": cls.FLOAT16,
+            "fp16": cls.FLOAT16,
+            "f16": cls.FLOAT16,
+            "bf16": cls.BFLOAT16,
+            "float": cls.FLOAT32,
+            "fp32": cls.FLOAT32,
+            "f32": cls.FLOAT32,
+        }.get(str(value))
+
 
 class Quantization(StrEnum):
     """Whether weights that a checkpoint stores as small integers are computed as such."""
@@ -45,12 +58,15 @@ class ModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         Meta(
             description="a directory with safetensors, a GGUF file or a hub id; "
             "without it the embedded SmolLM2-135M-Instruct is served",
-            extra=flags("--model-path"),
+            extra=flags("--model-path", "-m"),
         ),
     ] = None
     served_model_name: Annotated[
         tuple[ModelName, ...],
-        Meta(description="names clients may use; the first is the one reported"),
+        Meta(
+            description="names clients may use; the first is the one reported",
+            extra=flags("--alias"),
+        ),
     ] = ()
     dtype: Annotated[
         Dtype,

@@ -35,6 +35,10 @@ class ReasoningParser(StrEnum):
     QWEN3 = "qwen3"
     DEEPSEEK_R1 = "deepseek_r1"
 
+    @classmethod
+    def _missing_(cls, value: object) -> "ReasoningParser | None":
+        return cls.DEEPSEEK_R1 if value == "deepseek-r1" else None
+
 
 class ChatConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How conversations become prompts."""
