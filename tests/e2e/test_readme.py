@@ -1,4 +1,4 @@
-"""Every example of the README is run as it stands, but for the port."""
+"""Every example of the README and of the guide is run as it stands, but for the port."""
 
 import os
 import re
@@ -13,7 +13,13 @@ import pytest
 from tests.e2e.processes import REPOSITORY, Server, environment, gone_within
 
 README = (REPOSITORY / "README.md").read_text()
-EXAMPLES = re.findall(r"^```(sh|python)\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
+EXAMPLE = re.compile(r"^```(sh|python)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+EXAMPLES = EXAMPLE.findall(README)
+OF_THE_GUIDE = [
+    example
+    for page in sorted((REPOSITORY / "docs/guide").glob("*.md"))
+    for example in EXAMPLE.findall(page.read_text())
+]
 
 
 def test_the_readme_has_an_example_of_each_way_to_ask():
@@ -22,8 +28,8 @@ def test_the_readme_has_an_example_of_each_way_to_ask():
         assert way in together
 
 
-@pytest.mark.parametrize(("language", "code"), EXAMPLES)
-def test_an_example_of_the_readme_answers(language: str, code: str, server: Server):
+@pytest.mark.parametrize(("language", "code"), [*EXAMPLES, *OF_THE_GUIDE])
+def test_an_example_answers(language: str, code: str, server: Server):
     code = code.replace("http://127.0.0.1:8000", server.url)
     command = [sys.executable, "-c", code] if language == "python" else ["bash", "-euc", code]
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
