@@ -128,7 +128,8 @@ class PartHead:
         if not len(logits):
             return logits.new_empty((0, self._vocab))
         padded = functional.pad(logits, (0, self._width - logits.shape[1]))
-        return self._group.joined(padded)[:, : self._vocab]
+        # Whole rows one behind the other, as whoever draws from them reads them.
+        return self._group.joined(padded)[:, : self._vocab].contiguous()
 
 
 class RmsNorm:
