@@ -141,7 +141,7 @@ class Decoding:
         if left_out or self._held or len(rows) > limit or self._stages > 1:
             index = index[~np.isin(index, [*left_out, *self._held])]
             if self._stages > 1:
-                index = self._in_turn(index)
+                index = self._in_turn(index, limit)
             index = index[:limit]
             rows, generations = index.astype(np.int32), fields.generation[index]
             lengths = lengths[: len(index)]
@@ -174,14 +174,15 @@ class Decoding:
             self.roster.join(request.row)
         return joining
 
-    def _in_turn(self, index: IndexArray) -> IndexArray:
+    def _in_turn(self, index: IndexArray, limit: int) -> IndexArray:
         """Return those of `index` whose turn it is in a pipeline, in the same order.
 
-        No result is under way for them, and they are at most a stage's share of all rows, so
-        that as many forwards as there are stages have rows. Who waited longest goes first.
+        No result is under way for them, and they are at most `limit` and a stage's share of all
+        rows, so that as many forwards as there are stages have rows. Who waited longest goes
+        first.
         """
         index = index[self._rows.outstanding[index] == ZERO]
-        share = -(-len(self.roster) // self._stages)
+        share = min(limit, -(-len(self.roster) // self._stages))
         if len(index) <= share:
             return index
         longest = np.argsort(self._decoded[index], kind="stable")[:share]

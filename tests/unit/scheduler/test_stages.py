@@ -4,6 +4,7 @@ import pytest
 from scheduler_rig import Rig, config
 
 from drumline.contract.cache import Restore, Snapshot
+from drumline.contract.internal_state import Adjustments
 from drumline.core.config import Config, ParallelConfig, ScheduleConfig
 from drumline.core.errors import ConfigError
 from drumline.replay.simulator import small_specs
@@ -46,6 +47,15 @@ def test_nobody_is_left_behind_at_any_depth(stages, rows, depth):
     turns = [told.count(chr(ord("a") + n)) for n in range(rows)]
     assert min(turns) >= 10
     assert max(turns) - min(turns) <= 1 or (depth < stages - 1 and max(turns) <= 2 * min(turns))
+
+
+def test_nobody_is_left_behind_where_a_forward_has_fewer_tokens_than_a_stage_has_rows():
+    rig = decoding(2, 10)
+    assert rig.scheduler.adjust(Adjustments(chunked_prefill_size=2)) is None
+    told = "".join(flow(rig, 60, 2))
+    turns = [told.count(name) for name in "abcdefghij"]
+    assert min(turns) >= 10
+    assert max(turns) - min(turns) <= 1
 
 
 def test_a_row_joins_once_its_first_token_has_come():
