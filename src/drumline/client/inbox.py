@@ -43,7 +43,10 @@ class Inbox:
 
     def _turn(self) -> None:
         # One message a turn of the loop: a flood of them must not keep consumers from running.
-        self._again = None
+        if self._again is not None:
+            # The descriptor told of something before that turn came, and this one is its turn.
+            self._again.cancel()
+            self._again = None
         try:
             if self._arrived():
                 self._take(self._socket.recv_multipart(zmq.NOBLOCK)[0])

@@ -160,3 +160,20 @@ def test_a_taker_may_close_the_inbox(run):
         assert not pair.broke
 
     run(test, take)
+
+
+def test_nothing_is_handed_over_once_it_is_closed_in_the_middle_of_a_flood(run):
+    async def test(pair):
+        for number in range(50):
+            pair.far.send(b"%d" % number)
+        await asyncio.sleep(0.1)
+        pair.read()
+        # As where the descriptor tells of something, another peer say, while a turn is due.
+        pair.inbox._turn()
+        pair.inbox.close()
+        taken = len(pair.came)
+        await asyncio.sleep(0.05)
+        assert len(pair.came) == taken < 50
+        assert not pair.broke
+
+    run(test)
