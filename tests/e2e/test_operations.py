@@ -205,7 +205,7 @@ def test_a_profile_has_the_forwards_in_the_order_in_which_they_were_dispatched(h
     assert complete(http, prompt) == text
     stopped = http.post("/stop_profile", timeout=120)
     assert (stopped.status_code, stopped.json()["success"]) == (200, True)
-    assert "4 forwards" in stopped.json()["message"]
+    assert f"4 forwards, in {tmp_path}/" in stopped.json()["message"]
     refused = http.post("/stop_profile")
     assert refused.status_code == 400
     assert "no profile is in progress" in refused.json()["message"]

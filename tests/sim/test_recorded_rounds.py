@@ -41,7 +41,7 @@ def test_all_ranks_record_the_same_rounds_however_late_one_hears_of_it(layout, l
     for engine in range(layout.data):
         begun, ended = said(fleet.owner(engine)).values()
         assert begun[0]
-        assert ended == (True, "profile p: 8 forwards, in p-*.trace.json.gz of each rank")
+        assert ended == (True, "profile p: 8 forwards, in /profiles/p-*.trace.json.gz of each rank")
 
 
 def test_recording_changes_no_round():

@@ -6,6 +6,7 @@ ones. What a recording holds, and how it is written, is the data plane's busines
 
 import logging
 from collections import deque
+from pathlib import PurePath
 from typing import Any, Protocol
 
 from msgspec import Struct
@@ -166,10 +167,10 @@ class Profiles:
             f"{count} forwards" + (f" of {stage}" if stage else "")
             for stage, count in profile.counts.items()
         )
-        return (
-            None,
-            f"profile {profile.name}: {counted}, in {profile.name}-*.trace.json.gz of each rank",
+        files = PurePath(
+            self._place.directory, profile.asked.output_dir or "", f"{profile.name}-*.trace.json.gz"
         )
+        return None, f"profile {profile.name}: {counted}, in {files} of each rank"
 
     def before_forward(self, batch: Batch) -> None:
         """Begin or end a recording, as a forward is about to be dispatched."""

@@ -5,6 +5,7 @@ It decides nothing: policy is in the configuration, geometry in the device's spe
 
 import logging
 import signal
+import tempfile
 import threading
 from typing import Protocol
 
@@ -116,7 +117,7 @@ def _serve(
             specs=specs,
             in_flight_depth=config.in_flight_depth,
             grammars=grammars,
-            profiles=Place(config.process.profile_dir or "", _tag(company)),
+            profiles=Place(config.process.profile_dir or tempfile.gettempdir(), _tag(company)),
             weight_version=config.model.weight_version,
         )
         freeze_heap()

@@ -107,7 +107,10 @@ def test_a_profile_that_was_given_no_number_ends_by_itself_all_the_same(profiles
     assert told == "profile p: from forward 1 on, 20 forwards or until stop_profile"
     forward(profiles, recorder, "D" * 30)
     assert recorder.said == ["start all", *["D"] * 20, "stop", *["D"] * 10]
-    assert profiles.stop() == (None, "profile p: 20 forwards, in p-*.trace.json.gz of each rank")
+    assert profiles.stop() == (
+        None,
+        "profile p: 20 forwards, in /set/aside/p-*.trace.json.gz of each rank",
+    )
 
 
 def test_a_second_start_is_refused_until_the_first_one_ended(profiles, recorder):
