@@ -1,4 +1,4 @@
-"""Every example of the README and of the guide is run as it stands, but for the port."""
+"""Every example of the README and of other pages is run as it stands, but for the port."""
 
 import os
 import re
@@ -15,9 +15,9 @@ from tests.e2e.processes import REPOSITORY, Server, environment, gone_within
 README = (REPOSITORY / "README.md").read_text()
 EXAMPLE = re.compile(r"^```(sh|python)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 EXAMPLES = EXAMPLE.findall(README)
-OF_THE_GUIDE = [
+OF_PAGES = [
     example
-    for page in sorted((REPOSITORY / "docs/guide").glob("*.md"))
+    for page in sorted((REPOSITORY / "docs").rglob("*.md"))
     for example in EXAMPLE.findall(page.read_text())
 ]
 
@@ -28,7 +28,7 @@ def test_the_readme_has_an_example_of_each_way_to_ask():
         assert way in together
 
 
-@pytest.mark.parametrize(("language", "code"), [*EXAMPLES, *OF_THE_GUIDE])
+@pytest.mark.parametrize(("language", "code"), [*EXAMPLES, *OF_PAGES])
 def test_an_example_answers(language: str, code: str, server: Server):
     code = code.replace("http://127.0.0.1:8000", server.url)
     command = [sys.executable, "-c", code] if language == "python" else ["bash", "-euc", code]
