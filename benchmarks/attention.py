@@ -27,6 +27,7 @@ from drumline.device.backends import chosen
 from drumline.device.budget import available_bytes
 from drumline.device.kv import BlockTable, KvPool
 from drumline.device.models.checkpoint import open_checkpoint
+from drumline.device.models.shard import shard_of
 from drumline.device.page import BLOCK_TOKENS
 from drumline.device.parallel import Alone
 from drumline.device.weight_loader import WeightLoader
@@ -45,7 +46,14 @@ class Subject:
         ways = {kept: chosen(ModelConfig(), model, 1, kept) for kept in BARS}
         how = ways[KvCacheDtype.BFLOAT16]
         loader = WeightLoader(
-            model, how.backend, how.dtype, CPU, Alone(), how.apportioned, available_bytes
+            model,
+            how.backend,
+            how.dtype,
+            CPU,
+            Alone(),
+            how.apportioned,
+            available_bytes,
+            shard_of(model),
         )
         self.backend = how.backend.name
         self.decoder = loader.load(checkpoint).decoder

@@ -6,10 +6,12 @@ Each has a bar that is a number, or a multiple of another figure of its own.
 import gzip
 import itertools
 import json
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -97,15 +99,19 @@ def _first_output_s(place: Place) -> float:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors
         )
+        limit = threading.Timer(_GENERATE_S, process.kill)
+        limit.start()
         try:
             assert process.stdout is not None
             first = process.stdout.read(1)
             took = time.perf_counter() - began
-            process.communicate(timeout=_GENERATE_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
             process.communicate()
-            raise PeerFailed(f"drumline generate did not end in {_GENERATE_S:.0f} s") from None
+        finally:
+            limit.cancel()
+            process.kill()
+            process.wait()
+    if process.returncode == -signal.SIGKILL:
+        raise PeerFailed(f"drumline generate did not end in {_GENERATE_S:.0f} s")
     if not first or process.returncode:
         raise PeerFailed(f"drumline generate ended with {process.returncode}: see {log}")
     return took
