@@ -47,7 +47,11 @@ constexpr int64_t kRowsAtOnce = 128;  // rows whose activations stay cached whil
 // A team with the memory it works in, which grows to what was needed most.
 class Machine {
  public:
-  explicit Machine(int threads) : team(threads), scratch(threads), draws(threads), pairs(threads, std::vector<float>(2 * kRowsAtOnce * kGroup)) {}
+  explicit Machine(int threads)
+      : team(threads),
+        scratch(threads),
+        draws(threads),
+        pairs(threads, std::vector<float>(2 * kRowsAtOnce * kGroup)) {}
 
   // Memory for `count` values, kept until the next call; slot by slot.
   template <class T>
@@ -84,7 +88,6 @@ class Machine {
   std::unique_ptr<Taken[]> taken_;
   int64_t phases_ = 0;
 };
-
 
 // Rows [0, rows) times the matrix, in pieces of some groups and some rows.
 template <class Do>
@@ -186,8 +189,10 @@ inline void gathered(const Heads& heads, const Batch& batch, const Work& work, i
 }
 
 // Layers [first, last) of the model, `x` being `[tokens, hidden]`; before the first one, ids
-// become vectors, unless there are none: then `x` is what other layers made of them. A forward run in several calls comes to the same.
-inline void run_layers(Machine& machine, const Model& model, const Batch& batch, float* x, int64_t first, int64_t last) {
+// become vectors, unless there are none: then `x` is what other layers made of them. A forward
+// run in several calls comes to the same.
+inline void run_layers(Machine& machine, const Model& model, const Batch& batch, float* x, int64_t first,
+                       int64_t last) {
   constexpr int kPhases = 5;
   const Heads& heads = model.heads;
   const int64_t tokens = batch.tokens, attended = heads.queries * heads.size, half = heads.size / 2;

@@ -7,6 +7,8 @@
 #include <system_error>
 
 #include "decoder.h"
+#include "logprobs.h"
+#include "penalties.h"
 
 using namespace drumline;
 

@@ -1,4 +1,4 @@
-// Drawing a token from a row of logits, and telling log probabilities of one.
+// Drawing a token from a row of logits.
 //
 // A row is read a few times from front to back and never sorted: pieces' maxima say above which
 // value its likeliest tokens lie, and where those do not hold what a filter keeps, a histogram
@@ -394,67 +394,6 @@ inline void draw_row(const Rows& rows, const Ways& ways, int64_t i, int64_t* tok
   const bool narrowed = way.top_k < size || way.top_p < 1 || way.typical_p < 1;
   *token = narrowed ? draw_narrowed(scaled, size, way, key, names, memory)
                     : draw_open(scaled, size, way.min_p, key, names);
-}
-
-// Log probabilities of a row: `own` of its token, the `count` likeliest, and those of `named` ids.
-struct Asked {
-  int64_t token, count, named;
-  const int64_t* ids;
-  float *own, *values, *of_named;
-  int64_t* likeliest;
-};
-
-inline void tell_row(const float* x, int64_t size, const Asked& asked, DrawScratch& memory) {
-  const float best = row_largest(x, size, memory.maxima);
-  double mass = 0;
-  if (std::isfinite(best)) mass = whole_mass({x, best, 1}, size);
-  const float log_mass = std::isfinite(best) ? static_cast<float>(std::log(mass)) : NAN;
-  const auto of = [&](int64_t id) { return x[id] - best - log_mass; };
-  *asked.own = of(asked.token);
-  for (int64_t i = 0; i < asked.named; i++) asked.of_named[i] = of(asked.ids[i]);
-  if (!asked.count) return;
-  // Pieces tell nothing of a row that holds what is no number.
-  if (std::isnan(best) || !likeliest(x, size, asked.count, memory)) {
-    memory.tokens.clear();
-    for (int64_t i = 0; i < size; i++) memory.tokens.push_back({x[i], 0, static_cast<int32_t>(i)});
-    // What is no number comes last.
-    std::partial_sort(memory.tokens.begin(), memory.tokens.begin() + asked.count, memory.tokens.end(),
-                      [](const Token& a, const Token& b) {
-                        const float x = std::isnan(a.value) ? -INFINITY : a.value;
-                        const float y = std::isnan(b.value) ? -INFINITY : b.value;
-                        return x > y || (x == y && a.place < b.place);
-                      });
-  }
-  for (int64_t i = 0; i < asked.count; i++) {
-    asked.likeliest[i] = memory.tokens[i].place;
-    asked.values[i] = of(memory.tokens[i].place);
-  }
-}
-
-// Penalize a row for what its request has read and said; see Histories.
-inline void penalize_row(float* x, int64_t size, const uint8_t* read, const int32_t* said, float repetition,
-                         float frequency, float presence) {
-  const __m256i nothing = _mm256_setzero_si256();
-  int64_t i = 0;
-  for (; i + kLanes <= size; i += kLanes) {
-    const __m256i counts = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(said + i));
-    const __m256i known =
-        _mm256_or_si256(counts, _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(read + i))));
-    if (_mm256_testz_si256(known, known)) continue;
-    const Floats v = load(x + i), absent = _mm256_castsi256_ps(_mm256_cmpeq_epi32(known, nothing)),
-                 unsaid = _mm256_castsi256_ps(_mm256_cmpeq_epi32(counts, nothing)),
-                 below = _mm256_cmp_ps(v, _mm256_setzero_ps(), _CMP_NGT_UQ);
-    const Floats repeated =
-        _mm256_blendv_ps(_mm256_div_ps(v, all(repetition)), _mm256_mul_ps(v, all(repetition)), below);
-    const Floats fewer = _mm256_mul_ps(all(frequency), _mm256_cvtepi32_ps(counts));
-    store(x + i, _mm256_sub_ps(_mm256_sub_ps(_mm256_blendv_ps(repeated, v, absent), fewer),
-                               _mm256_andnot_ps(unsaid, all(presence))));
-  }
-  for (; i < size; i++) {
-    const float repeated = x[i] > 0 ? x[i] / repetition : x[i] * repetition;
-    x[i] = (read[i] || said[i] ? repeated : x[i]) - frequency * static_cast<float>(said[i]);
-    if (said[i]) x[i] -= presence;
-  }
 }
 
 }  // namespace drumline
