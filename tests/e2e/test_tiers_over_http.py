@@ -3,6 +3,7 @@
 import concurrent.futures
 import json
 import re
+import time
 
 import httpx
 import pytest
@@ -41,6 +42,15 @@ def kv(http):
     answer = http.get("/debug/kv").json()
     assert answer["conserved"], answer
     (rank,) = answer["ranks"]
+    return rank
+
+
+def settled(http):
+    """Return the same once no copy of earlier requests is under way."""
+    deadline = time.monotonic() + 30
+    while (rank := kv(http))["open_operations"]:
+        assert time.monotonic() < deadline, rank
+        time.sleep(0.05)
     return rank
 
 
@@ -97,7 +107,7 @@ def test_what_can_never_fit_the_pool_is_refused_at_once_with_both_numbers(
 ):
     # The model's context would hold it.
     assert prompt + answer < CONTEXT
-    before = kv(http)
+    before = settled(http)
     asked = [2000 + n for n in range(prompt)]
     refused = complete(http, asked, max_tokens=answer, stream=stream)
     assert refused.status_code == 400
