@@ -103,6 +103,10 @@ class Pair:
             self.compare(ours, theirs)
             self.follow()
         except AssertionError:
+            # Each may have given up another page for this very plan.
+            self.learn()
+            if reason is None and self.evicted and self.cached != self.cached_by_theirs:
+                reason = GIVEN_UP
             if reason is None:
                 raise
             self.restarts[reason] += 1
@@ -134,6 +138,12 @@ class Pair:
 
         With a forward in flight, theirs offers decoded pages a round later.
         """
+        told, told_by_theirs = self.learn()
+        if self.config.prefix_caching and not self.evicted and not self.config.overlap_depth:
+            assert sorted(told) == sorted(told_by_theirs), "other cache events"
+
+    def learn(self) -> tuple[list, list]:
+        """Keep up with what is cached in both; returns what each told of new pages."""
         told = []
         for one in self.ours.scheduler.drain_kv_events():
             if isinstance(one, BlockRemoved):
@@ -148,8 +158,7 @@ class Pair:
                 self.cached_by_theirs.remove(block)
             else:
                 self.cached_by_theirs.add(block)
-        if self.config.prefix_caching and not self.evicted and not self.config.overlap_depth:
-            assert sorted(told) == sorted(told_by_theirs), "other cache events"
+        return told, told_by_theirs
 
     def difference(self) -> str | None:
         """Return why the next plans may differ, None if they may not."""
