@@ -482,8 +482,8 @@ def churn(quick: bool) -> list[dict[str, object]]:
 def growth(quick: bool) -> list[dict[str, object]]:
     """What rounds cost in pools of different sizes, and when more and more have gone before."""
     lines: list[dict[str, object]] = []
-    for pages in (5_000, 50_000, 500_000):
-        rounds = in_turns((OursSteady(64, pages=pages).round, 300 if quick else 1200))[0]
+    for pages in (5_000, 50_000, 500_000):  # the smallest holds 64 rows of 1,250 tokens
+        rounds = in_turns((OursSteady(64, pages=pages).round, 300 if quick else 600))[0]
         total = float(np.percentile([sum(parts) for parts in rounds], 25)) / 1e3
         lines.append({"what": f"64 decodes, {pages} pages", "total": total})
     driver = OursUnderChurn(0.25)

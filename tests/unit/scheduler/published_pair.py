@@ -98,7 +98,12 @@ class Pair:
             self.end()
         self.follow()
         reason = self.difference()
+        empty = self.ours.scheduler.empty_pages
         ours, theirs = self.ours.plan(), self.theirs.plan()
+        taken = [len(part.blocks) for part in ours.zeroes]
+        taken += [len(part.targets) for part in ours.copies]
+        # What this very plan freed was used up by ours; theirs gives up a cached page first.
+        self.evicted |= sum(taken) > empty
         try:
             self.compare(ours, theirs)
             self.follow()
