@@ -37,7 +37,11 @@ class Digests(Sequence[bytes]):
         if isinstance(at, slice):
             part: list[bytes] = self._array[at].tolist()
             return part
-        one: bytes = self._array[at].tobytes()
+        start = (at if at >= 0 else at + len(self._array)) * DIGEST_BYTES
+        # Cheaper than an element of the array, which is an object of its own first.
+        one = self._data[start : start + DIGEST_BYTES] if start >= 0 else b""
+        if not one:
+            raise IndexError(f"{at} of {len(self._array)} digests")
         return one
 
     def alike(self, first: int, others: np.ndarray[tuple[int], np.dtype[np.void]]) -> int:
