@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from drumline.client.tool_calls import MISTRAL_BEGIN, CallFormat
 from drumline.frontend.parts.call_object import CallObject
-from drumline.frontend.parts.marks import may_begin, space_before, unsure
+from drumline.frontend.parts.marks import may_begin, space_before, split_at
 from drumline.frontend.parts.part import Arguments, CallBegun, Part, Words
 
 
@@ -94,16 +94,9 @@ class CallReader:
         return [Words(text)] if text else []
 
     def _words(self, parts: list[Part]) -> None:
-        begin = self._style.begin
-        found = self._held.find(begin) if begin else -1
-        if found >= 0:
-            sure = self._held[:found]
-            self._held = self._held[found + len(begin) :]
-            self._gap = begin
-            self._at = _At.MARKED
-        else:
-            kept = len(self._held) - unsure(self._held, begin)
-            sure, self._held = self._held[:kept], self._held[kept:]
+        sure, self._held, begun = split_at(self._held, self._style.begin)
+        if begun:
+            self._gap, self._at = self._style.begin, _At.MARKED
         if sure:
             parts.append(Words(sure))
 

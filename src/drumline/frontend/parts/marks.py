@@ -9,6 +9,18 @@ def unsure(text: str, mark: str) -> int:
     return 0
 
 
+def split_at(text: str, mark: str) -> tuple[str, str, bool]:
+    """Return what surely stands before `mark`, and the rest; whether the rest is what is behind it.
+
+    If not, the rest may be its beginning. No text is held back for an empty mark.
+    """
+    at = text.find(mark) if mark else -1
+    if at >= 0:
+        return text[:at], text[at + len(mark) :], True
+    kept = len(text) - unsure(text, mark)
+    return text[:kept], text[kept:], False
+
+
 def may_begin(text: str, mark: str) -> bool:
     """Whether `text` is less than `mark` and so far the same."""
     return len(text) < len(mark) and mark.startswith(text)

@@ -8,7 +8,7 @@ from enum import IntEnum, auto
 
 from drumline.client.tool_calls import MISTRAL_ARGS, MISTRAL_BEGIN
 from drumline.frontend.parts.json_text import inside_string
-from drumline.frontend.parts.marks import may_begin, space_before, unsure
+from drumline.frontend.parts.marks import may_begin, space_before, split_at
 from drumline.frontend.parts.part import Arguments, CallBegun, Part, Words
 
 MARKS = (MISTRAL_BEGIN, MISTRAL_ARGS)
@@ -89,13 +89,9 @@ class NamedCallReader:
         return [Words(text)] if text else []
 
     def _words(self, parts: list[Part]) -> None:
-        found = self._held.find(MISTRAL_BEGIN)
-        if found >= 0:
-            sure, self._held = self._held[:found], self._held[found + len(MISTRAL_BEGIN) :]
+        sure, self._held, begun = split_at(self._held, MISTRAL_BEGIN)
+        if begun:
             self._gap, self._at = MISTRAL_BEGIN, _At.HEAD
-        else:
-            kept = len(self._held) - unsure(self._held, MISTRAL_BEGIN)
-            sure, self._held = self._held[:kept], self._held[kept:]
         if sure:
             parts.append(Words(sure))
 

@@ -20,7 +20,7 @@ from drumline.client.tool_calls import (
     DEEPSEEK_SEPARATOR,
 )
 from drumline.frontend.parts.json_text import inside_strings, no_number
-from drumline.frontend.parts.marks import may_begin, unsure
+from drumline.frontend.parts.marks import may_begin, split_at, unsure
 from drumline.frontend.parts.part import Arguments, CallBegun, Part, Words
 
 Schemas = Mapping[str, Mapping[str, Any] | None]
@@ -174,12 +174,9 @@ class WholeCallReader:
             parts.append(Words(sure))
 
     def _inside(self, parts: list[Part]) -> None:
-        end = self._held.find(self._style.end)
-        kept = end if end >= 0 else len(self._held) - unsure(self._held, self._style.end)
-        self._body.append(self._held[:kept])
-        self._held = self._held[kept:]
-        if end >= 0:
-            self._held = self._held.removeprefix(self._style.end)
+        sure, self._held, ended = split_at(self._held, self._style.end)
+        self._body.append(sure)
+        if ended:
             self._called(parts, "", self._style.end)
 
     def _called(self, parts: list[Part], rest: str, end: str) -> None:
