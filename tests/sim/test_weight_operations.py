@@ -65,11 +65,13 @@ def test_a_trainers_group_is_joined_served_from_and_left_by_all_ranks_in_one_rou
         for name in ("join_weight_group", "settle_weights", "leave_weight_group"):
             real = getattr(sim.plane, name)
 
-            def noted(argument, name=name, real=real):
+            def noted(*argument, name=name, real=real):
                 rounds.setdefault(name, {})[rank] = len(sim.loop.records.kept)
+                told = real(*argument)
                 if name == "join_weight_group":
-                    assert (argument.rank, argument.size) == (3 + rank, 3 + layout.size)
-                return real(argument)
+                    (joined,) = sim.plane.groups.values()
+                    assert (joined.rank, joined.size) == (3 + rank, 3 + layout.size)
+                return told
 
             setattr(sim.plane, name, noted)
 
@@ -80,6 +82,7 @@ def test_a_trainers_group_is_joined_served_from_and_left_by_all_ranks_in_one_rou
         (23, LEAVE),
         (24, *sending("d")),
         (39, VERSION),
+        (40, LEAVE),
     ]
     fleet = run(layout, calls, plant, late)
     fleet.check()
@@ -97,6 +100,7 @@ def test_a_trainers_group_is_joined_served_from_and_left_by_all_ranks_in_one_rou
             3: (True, "left group weight_update_group"),
             4: (False, "there is no group weight_update_group"),
             5: (True, "step-1"),
+            6: (False, "there is no group weight_update_group"),
         }
 
 
@@ -121,23 +125,36 @@ def test_every_rank_takes_the_tensors_for_all_or_its_own(layout):
 
 @pytest.mark.parametrize("layout", [layout for layout in LAYOUTS if layout.size > 1])
 @pytest.mark.parametrize("poor", [0, -1])
-def test_a_group_that_one_rank_cannot_join_has_no_rank(layout, poor):
+@pytest.mark.parametrize("found", ["unfit", "unreachable"])
+def test_a_group_that_one_rank_cannot_join_has_no_rank_and_all_say_why(layout, poor, found):
     poor %= layout.size
+    met = []
 
     def plant(rank, sim):
-        if rank == poor:
-            sim.plane.unreachable["weight_update_group"] = "nobody listens"
+        real = sim.plane.join_weight_group
 
-    fleet = run(layout, [(20, *joining(layout)), (22, *sending("a"))], plant)
+        def noted():
+            met.append(rank)
+            return real()
+
+        sim.plane.join_weight_group = noted
+        if rank == poor:
+            getattr(sim.plane, found)["weight_update_group"] = "nobody listens"
+
+    fleet = run(layout, [(20, *joining(layout)), (22, *sending("a")), (24, LEAVE)], plant)
     fleet.check()
+    # What one rank knows before it meets anybody keeps the others from meeting.
+    assert sorted(met) == ([] if found == "unfit" else list(range(layout.size)))
     for sim in fleet.sims.values():
         assert not sim.plane.groups
         assert sim.plane.weights == ""
     for engine in range(layout.data):
         owner = fleet.owner(engine)
-        mine = engine == layout.data_index(poor)
-        another = "another rank could not join group weight_update_group"
-        assert said(owner)[0] == (False, "nobody listens" if mine else another)
+        assert said(owner) == {
+            0: (False, "nobody listens"),
+            1: (False, "there is no group weight_update_group"),
+            2: (False, "there is no group weight_update_group"),
+        }
         # The refused load flushed nothing.
         assert owner.answer(f"r{engine}-40").cached_tokens == 16
 
@@ -233,10 +250,8 @@ def test_discarded_weights_without_others_block_every_rank_and_say_so(layout):
         owner = fleet.owner(engine)
         told = said(owner)
         lost = told[0][1]
-        own = engine == layout.data_index(poor)
-        fault = "cut short" if own else "another rank could not load these weights"
         assert lost == (
-            f"the weights were discarded, and others could not be loaded: {fault}; the engine "
+            "the weights were discarded, and others could not be loaded: cut short; the engine "
             "must be started again"
         )
         assert told == {0: (False, lost), 1: (True, "default")} | dict.fromkeys(

@@ -223,11 +223,17 @@ class DataPlane(Protocol):
     def settle_weights(self, taken: bool) -> None:
         """Serve what was loaded from the next forward on, or let go what was opened and loaded."""
 
-    def join_weight_group(self, group: WeightGroup) -> str | None:
-        """Become a member of a trainer's group; returns why not, or waits until all have."""
+    def open_weight_group(self, group: WeightGroup) -> str | None:
+        """Make sure that this rank can join a trainer's group, and join none; returns why not.
 
-    def leave_weight_group(self, name: str) -> None:
-        """Be no member of a group any more, whether or not this rank was one."""
+        Waits for a bounded time until somebody is there to meet.
+        """
+
+    def join_weight_group(self) -> str | None:
+        """Become a member of the group that was opened; returns why not, or once all have."""
+
+    def leave_weight_group(self, name: str) -> str | None:
+        """Be no member of a group any more; returns why this rank was none before."""
 
     def read_weight(self, name: str, rows: int) -> WeightRows | str | None:
         """Return this rank's part of a weight's first rows, or why there is none.

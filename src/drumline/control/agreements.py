@@ -56,6 +56,7 @@ class Agreements:
         self._weight_ops = WeightOps(
             data_plane,
             replica,
+            world,
             self._converge,
             self._cleared,
             rank=rank,

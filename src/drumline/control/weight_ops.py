@@ -36,6 +36,7 @@ class WeightOps:
         self,
         data_plane: DataPlane,
         replica: Group,
+        world: Group,
         agreed: Callable[[bool], bool],
         cleared: Callable[[], bool],
         *,
@@ -50,6 +51,7 @@ class WeightOps:
         """
         self._data_plane = data_plane
         self._replica = replica
+        self._world = world
         self._agreed = agreed
         self._cleared = cleared
         self._rank = rank
@@ -66,8 +68,7 @@ class WeightOps:
             case JoinGroup():
                 done = self._join(work)
             case LeaveGroup():
-                self._data_plane.leave_weight_group(work.name)
-                done = Done(True, f"left group {work.name}")
+                done = self._leave(work.name)
             case TensorParts():
                 done = self._load(self._own(work), asked.flush, str(work))
             case DiskWeights() | SentWeights():
@@ -89,41 +90,55 @@ class WeightOps:
         rows = _joined(parts, asked.rows)
         return Done(True, msgspec.json.encode(rows.tolist()).decode())
 
-    def _why(self, mine: str | None, otherwise: str) -> str:
-        """Return what this rank says, or else the first of its replica that says anything.
+    def _why(self, mine: str | None) -> str:
+        """Return what the first rank says that has anything to say, the same on every rank.
 
         Stages of a pipeline have different weights: the rank that answers may know nothing.
-        Collective: over the replica, where an agreement failed.
+        Collective: over the replica, then the world, where an agreement failed.
         """
-        said = self._replica.all_gather((mine or "").encode())
-        return mine or next(filter(None, said), otherwise.encode()).decode()
+        said = (mine or "").encode()
+        for group in (self._replica, self._world):
+            said = next(filter(None, group.all_gather(said)), b"")
+        told = said.decode()
+        if mine not in {None, told}:
+            _log.info("rank %d besides: %s", self._rank, mine)
+        return told
 
     def _join(self, work: JoinGroup) -> Done:
-        """Have all ranks be in a group, or none."""
+        """Have all ranks be in a group, or none: none meets the trainer unless all can."""
         last = work.rank_offset + self._ranks
-        fault = (
-            f"world_size {work.size} leaves no room for this engine's {self._ranks} ranks from "
-            f"rank_offset {work.rank_offset} on"
-            if last > work.size
-            else None
-        )
+        if last > work.size:
+            fault: str | None = (
+                f"world_size {work.size} leaves no room for this engine's {self._ranks} ranks from "
+                f"rank_offset {work.rank_offset} on"
+            )
+        else:
+            fault = self._data_plane.open_weight_group(
+                WeightGroup(
+                    name=work.name,
+                    address=work.address,
+                    port=work.port,
+                    rank=work.rank_offset + self._rank,
+                    size=work.size,
+                    backend=work.backend,
+                )
+            )
         # What another frontend asked of another replica may be another thing.
         if not self._agreed(fault is None):
-            return Done(False, fault or "another rank refused")
-        member = WeightGroup(
-            name=work.name,
-            address=work.address,
-            port=work.port,
-            rank=work.rank_offset + self._rank,
-            size=work.size,
-            backend=work.backend,
-        )
-        fault = self._data_plane.join_weight_group(member)
+            return Done(False, self._why(fault))
+        fault = self._data_plane.join_weight_group()
         if not self._agreed(fault is None):
             if fault is None:
                 self._data_plane.leave_weight_group(work.name)
-            return Done(False, self._why(fault, f"another rank could not join group {work.name}"))
+            return Done(False, self._why(fault))
         return Done(True, f"joined group {work.name}, from rank {work.rank_offset} on")
+
+    def _leave(self, name: str) -> Done:
+        """Have all ranks be in a group no more."""
+        fault = self._data_plane.leave_weight_group(name)
+        if not self._agreed(fault is None):
+            return Done(False, self._why(fault))
+        return Done(True, f"left group {name}")
 
     def _own(self, work: TensorParts) -> TensorWeights | str:
         """Return the tensors for this rank, or why there are none."""
@@ -143,7 +158,7 @@ class WeightOps:
         fault = source if isinstance(source, str) else plane.open_weights(source)
         if not self._agreed(fault is None):
             plane.settle_weights(False)
-            return Done(False, self._why(fault, "another rank cannot load these weights"))
+            return Done(False, self._why(fault))
         # One rank that is to forget its prefixes has all do it: they were asked one by one.
         if not self._agreed(not flush) and not self._cleared():
             plane.settle_weights(False)
@@ -156,10 +171,8 @@ class WeightOps:
             done = f"weights loaded from {what}"
             if self._agreed(absent is None):
                 return Done(True, done, whole=True)
-            return Done(
-                True, f"{done}; {self._why(absent, 'a weight')} is one that is still to come"
-            )
-        fault = self._why(fault, "another rank could not load these weights")
+            return Done(True, f"{done}; {self._why(absent)} is one that is still to come")
+        fault = self._why(fault)
         if not self._discards:
             return Done(False, fault)
         lost = (

@@ -127,13 +127,17 @@ class QueuedDataPlane:
         """Serve what was loaded, or let it go, and wait."""
         self._thread.finish(partial(self._handle.weights.settle, taken))
 
-    def join_weight_group(self, group: WeightGroup) -> str | None:
-        """Become a member of a trainer's group, and wait; returns why not."""
-        return self._thread.call(partial(self._handle.weights.join, group))
+    def open_weight_group(self, group: WeightGroup) -> str | None:
+        """Make sure that a trainer's group can be joined, and wait; returns why it cannot."""
+        return self._thread.call(partial(self._handle.weights.open_group, group))
 
-    def leave_weight_group(self, name: str) -> None:
-        """Be no member of a group any more, and wait."""
-        self._thread.finish(partial(self._handle.weights.leave, name))
+    def join_weight_group(self) -> str | None:
+        """Become a member of the group that was opened, and wait; returns why not."""
+        return self._thread.call(self._handle.weights.join)
+
+    def leave_weight_group(self, name: str) -> str | None:
+        """Be no member of a group any more, and wait; returns why this rank was none."""
+        return self._thread.call(partial(self._handle.weights.leave, name))
 
     def read_weight(self, name: str, rows: int) -> WeightRows | str | None:
         """Return this rank's part of a weight's first rows, behind all that is queued."""

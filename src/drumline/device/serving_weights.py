@@ -28,7 +28,7 @@ from drumline.contract.weights import (
 from drumline.core.errors import ConfigError, InvariantError, PeerError
 from drumline.device.executor import Executor
 from drumline.device.models.checkpoint import Checkpoint
-from drumline.device.trainer_group import TrainerGroup, why_unfit
+from drumline.device.trainer_group import Meeting, TrainerGroup, why_unfit
 from drumline.device.weight_loader import Loaded, WeightLoader
 from drumline.device.weights.places import Place
 from drumline.device.weights.store import WeightStore
@@ -83,6 +83,8 @@ class ServingWeights:
         self._discards = discards
         self._timeout_s = timeout_s
         self._groups: dict[str, TrainerGroup] = {}
+        self._meeting: Meeting | None = None
+        """Of the group that is to be joined next."""
         self._opened: Checkpoint | _Tensors | SentWeights | None = None
         self._new: Loaded | _Staged | None = None
         self._received_from: str | None = None
@@ -168,25 +170,43 @@ class ServingWeights:
                 name for name in self._absent if name not in known or id(known[name]) not in filled
             }
 
-    def join(self, group: WeightGroup) -> str | None:
-        """Become a member of a trainer's group; returns why not.
+    def open_group(self, group: WeightGroup) -> str | None:
+        """Make sure that this rank can join a trainer's group, and join none; returns why not.
+
+        Waits until the trainer is there, for as long as its group may take to meet.
+        """
+        self._meeting = None
+        if group.name in self._groups:
+            return f"there is a group {group.name} already; destroy it first"
+        if (why := why_unfit(group.backend, self.store.device)) is not None:
+            return why
+        meeting = Meeting(group, self._timeout_s, self._clock)
+        try:
+            meeting.await_listener()
+        except PeerError as error:
+            return str(error)
+        self._meeting = meeting
+        return None
+
+    def join(self) -> str | None:
+        """Become a member of the group that was opened; returns why not.
 
         Collective: every member of the group.
         """
-        if group.name in self._groups:
-            return f"there is a group {group.name} already; destroy it first"
-        device = self.store.device
-        if (why := why_unfit(group.backend, device)) is not None:
-            return why
+        meeting, self._meeting = self._meeting, None
+        if meeting is None:
+            raise InvariantError("a trainer's group is joined that was not opened")
         try:
-            self._groups[group.name] = TrainerGroup(group, self._timeout_s, self._clock, device)
+            self._groups[meeting.group.name] = TrainerGroup(meeting, self.store.device)
         except PeerError as error:
             return str(error)
         return None
 
-    def leave(self, name: str) -> None:
-        """Be no member of a group any more, whether or not there was one."""
-        self._groups.pop(name, None)
+    def leave(self, name: str) -> str | None:
+        """Be no member of a group any more; returns why this rank was none before."""
+        if self._groups.pop(name, None) is None:
+            return f"there is no group {name}"
+        return None
 
     def rows(self, name: str, count: int) -> WeightRows | str | None:
         """Return this rank's part of a weight's first rows, or why there is none.

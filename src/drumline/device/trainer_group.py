@@ -29,26 +29,66 @@ _LOOKS_S = 0.1
 _POLLS_S = 0.001
 
 
+class Meeting:
+    """Where and when a group's members come together: from now on, for a bounded time."""
+
+    def __init__(self, group: WeightGroup, timeout_s: float, clock: Clock) -> None:
+        self.group = group
+        self.timeout_s = timeout_s
+        self.clock = clock
+        self._end_us = clock.now_us() + int(timeout_s * 1e6)
+
+    @property
+    def left_s(self) -> float:
+        """How long is left; never nothing, as to wait for no time means to wait for ever."""
+        return max((self._end_us - self.clock.now_us()) / 1e6, _LOOKS_S)
+
+    def await_listener(self) -> None:
+        """Wait until somebody listens at the place. Raises PeerError when nobody does in time.
+
+        The store's own wait for that lasts twice as long as it is told, and fills the log.
+        """
+        while True:
+            try:
+                place = self.group.address, self.group.port
+                socket.create_connection(place, timeout=self.left_s).close()
+            except ConnectionRefusedError as error:
+                if self.clock.now_us() > self._end_us:
+                    raise self.missed(error) from error
+                time.sleep(_LOOKS_S)
+            except OSError as error:
+                raise self.missed(error) from error
+            else:
+                return
+
+    def missed(self, error: Exception) -> PeerError:
+        """Return what to raise where the members did not come together."""
+        group = self.group
+        return PeerError(
+            f"group {group.name} did not meet at {group.address}:{group.port} within "
+            f"{self.timeout_s:g} s: {_gist(error)}"
+        )
+
+
 class TrainerGroup:
     """This rank's membership."""
 
-    def __init__(
-        self, group: WeightGroup, timeout_s: float, clock: Clock, device: torch.device
-    ) -> None:
+    def __init__(self, meeting: Meeting, device: torch.device) -> None:
         """Meet the others; over NCCL those who do not come are missed at the first tensor.
 
         `device` is where this rank's weights lie, for which `why_unfit` had nothing to say.
         Collective: every member. Raises PeerError when they did not all come.
         """
-        timeout = timedelta(seconds=timeout_s)
-        self._timeout_s = timeout_s
-        self._clock = clock
+        group = meeting.group
+        self._timeout_s = meeting.timeout_s
+        self._clock = meeting.clock
         self.device = device if group.backend == NCCL else torch.device("cpu")
         """Where a tensor has to lie that is received."""
+        meeting.await_listener()
+        left = timedelta(seconds=meeting.left_s)
         try:
-            _await_listener(group.address, group.port, timeout_s, clock)
             place = tcp(group.address, group.port)
-            store, _, _ = next(_torch.rendezvous(place, group.rank, group.size, timeout=timeout))
+            store, _, _ = next(_torch.rendezvous(place, group.rank, group.size, timeout=left))
             # Of several groups that share a store, as trainers nest them.
             for prefix in (group.name, f"{group.name}/", f"{self.device.type}/"):
                 store = _torch.PrefixStore(prefix, store)
@@ -56,21 +96,18 @@ class TrainerGroup:
                 torch.cuda.set_device(self.device)
                 nccl = _torch.ProcessGroupNCCL
                 options = nccl.Options()
-                options._timeout = timeout
+                options._timeout = timedelta(seconds=self._timeout_s)
                 self._links: Any = nccl(store, group.rank, group.size, options)
                 return
             gloo = _torch.ProcessGroupGloo
             options = gloo._Options()
-            options._timeout = timeout
+            options._timeout = timedelta(seconds=meeting.left_s)
             # Of several networks, the one over which the trainer is reached.
             own = _address_towards(group.address, group.port)
             options._devices = [gloo.create_device(hostname=own)]
             self._links = gloo(store, group.rank, group.size, options)
         except (RuntimeError, ValueError, OSError) as error:
-            raise PeerError(
-                f"group {group.name} did not meet at {group.address}:{group.port} within "
-                f"{timeout_s:g} s: {_gist(error)}"
-            ) from error
+            raise meeting.missed(error) from error
 
     def receive(self, tensor: Tensor) -> None:
         """Fill a tensor on `device` with what the sender has. Collective: every member.
@@ -80,6 +117,7 @@ class TrainerGroup:
         """
         options = _torch.BroadcastOptions()
         options.rootRank, options.rootTensor = _SENDER, 0
+        options.timeout = timedelta(seconds=self._timeout_s)
         try:
             work = self._links.broadcast([tensor], options)
             if self.device.type != "cpu":
@@ -110,24 +148,6 @@ def why_unfit(backend: str, device: torch.device) -> str | None:
         case _ if backend == NCCL:
             return "backend nccl is not for weights in host memory, where these lie; use gloo"
     return f"there is no backend {backend} here; there are gloo, and nccl for weights on CUDA"
-
-
-def _await_listener(address: str, port: int, timeout_s: float, clock: Clock) -> None:
-    """Wait until somebody listens. Raises OSError when nobody does in time.
-
-    The store's own wait for that lasts twice as long as it is told, and fills the log.
-    """
-    end_us = clock.now_us() + int(timeout_s * 1e6)
-    while True:
-        try:
-            left_s = (end_us - clock.now_us()) / 1e6
-            socket.create_connection((address, port), timeout=max(left_s, _LOOKS_S)).close()
-        except ConnectionRefusedError:
-            if clock.now_us() > end_us:
-                raise
-            time.sleep(_LOOKS_S)
-        else:
-            return
 
 
 def _address_towards(address: str, port: int) -> str:

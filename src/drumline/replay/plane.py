@@ -129,8 +129,10 @@ class PagedPlane:
         """The name of those that serve, as `named` gives it; the tokens do not depend on them."""
         self.groups: dict[str, WeightGroup] = {}
         """The trainers' groups that this rank is in."""
+        self.unfit: dict[str, str] = {}
+        """Why groups cannot be opened, by name."""
         self.unreachable: dict[str, str] = {}
-        """Why groups cannot be joined, by name."""
+        """Why groups that can be opened cannot be joined."""
         self.shown: dict[str, WeightRows | None] = {}
         """What is told of weights."""
         self.unreadable: dict[str, str] = {}
@@ -151,6 +153,7 @@ class PagedPlane:
         self._opened: str | None = None
         self._loaded: str | None = None
         self._source: NewWeights | None = None
+        self._joining: WeightGroup | None = None
 
     def take_forwards(self) -> list[DpRound | None]:
         """Return what was agreed of each forward, real or idle, since the last call."""
@@ -306,19 +309,27 @@ class PagedPlane:
             self.groups.pop(self._source.group, None)
         self._opened = self._loaded = None
 
-    def join_weight_group(self, group: WeightGroup) -> str | None:
-        """Become a member."""
+    def open_weight_group(self, group: WeightGroup) -> str | None:
+        """Learn which group is to be joined."""
         self._run(0)
         if group.name in self.groups:
             return f"there is a group {group.name} already"
+        self._joining = group
+        return self.unfit.get(group.name)
+
+    def join_weight_group(self) -> str | None:
+        """Become a member."""
+        group, self._joining = self._joining, None
+        if group is None:
+            raise InvariantError("a group is joined that was not opened")
         if group.name in self.unreachable:
             return self.unreachable[group.name]
         self.groups[group.name] = group
         return None
 
-    def leave_weight_group(self, name: str) -> None:
+    def leave_weight_group(self, name: str) -> str | None:
         """Be no member any more."""
-        self.groups.pop(name, None)
+        return None if self.groups.pop(name, None) else f"there is no group {name}"
 
     def read_weight(self, name: str, rows: int) -> WeightRows | str | None:
         """Return a part of a weight that a test made up."""

@@ -131,11 +131,14 @@ class EncodedPlane:
     def settle_weights(self, taken: bool) -> None:
         self._plane.settle_weights(taken)
 
-    def join_weight_group(self, group: WeightGroup) -> str | None:
-        return self._plane.join_weight_group(group)
+    def open_weight_group(self, group: WeightGroup) -> str | None:
+        return self._plane.open_weight_group(group)
 
-    def leave_weight_group(self, name: str) -> None:
-        self._plane.leave_weight_group(name)
+    def join_weight_group(self) -> str | None:
+        return self._plane.join_weight_group()
+
+    def leave_weight_group(self, name: str) -> str | None:
+        return self._plane.leave_weight_group(name)
 
     def read_weight(self, name: str, rows: int) -> WeightRows | str | None:
         return self._plane.read_weight(name, rows)

@@ -36,7 +36,7 @@ from drumline.device.layers import Backend, TorchLinear
 from drumline.device.models.checkpoint import open_checkpoint
 from drumline.device.models.shard import shard_of
 from drumline.device.serving_weights import ServingWeights
-from drumline.device.trainer_group import TrainerGroup, why_unfit
+from drumline.device.trainer_group import Meeting, TrainerGroup, why_unfit
 from drumline.device.weight_loader import WeightLoader
 from drumline.device.weights.tensors import read_tensors
 
@@ -326,6 +326,12 @@ def membership(trainer, name=GROUP, **changes):
     return replace(member, **changes)
 
 
+def join(rig, trainer, **changes):
+    """Open a group and join it; returns why that cannot be."""
+    plane = rig.plane
+    return plane.open_weight_group(membership(trainer, **changes)) or plane.join_weight_group()
+
+
 def announced(*names, **changes):
     return SentWeights(
         GROUP,
@@ -352,22 +358,22 @@ def trainers():
 
 def test_a_trainers_tensors_come_in_their_order_and_types(rig, trainers):
     trainer = trainers(OTHERS[QUERY].bfloat16(), OTHERS[NORM])
-    assert rig.plane.join_weight_group(membership(trainer)) is None
-    again = rig.plane.join_weight_group(membership(trainer))
+    assert join(rig, trainer) is None
+    again = join(rig, trainer)
     assert again == "there is a group weight_update_group already; destroy it first"
     sent = announced(QUERY, NORM)
     first = replace(sent.tensors[0], dtype="bfloat16")
     take(rig.plane, SentWeights(GROUP, (first, sent.tensors[1])))
     assert torch.equal(rows(rig.plane, QUERY), OTHERS[QUERY].bfloat16().float())
     assert torch.equal(rows(rig.plane, NORM), OTHERS[NORM])
-    rig.plane.leave_weight_group(GROUP)
-    rig.plane.leave_weight_group(GROUP)
+    assert rig.plane.leave_weight_group(GROUP) is None
+    assert rig.plane.leave_weight_group(GROUP) == f"there is no group {GROUP}"
     assert rig.plane.open_weights(sent).startswith("there is no group weight_update_group; call")
 
 
 def test_what_a_trainer_announces_is_checked_before_anything_is_received(rig, trainers):
     trainer = trainers(OTHERS[NORM])
-    rig.plane.join_weight_group(membership(trainer))
+    join(rig, trainer)
     for sent, reason in (
         (announced(QUERY, shape=(64, 63)), "has shape [64, 63]; here it is [64, 64]"),
         (announced(QUERY, dtype="int4"), "is of int4; weights are"),
@@ -385,7 +391,7 @@ def test_a_trainer_that_breaks_off_leaves_the_old_weights_serving(
 ):
     stored = safetensors.torch.load_file(checkpoint("llama")[1] / "model.safetensors")
     trainer = trainers(OTHERS[QUERY], leaves=leaves)
-    assert rig.plane.join_weight_group(membership(trainer)) is None
+    assert join(rig, trainer) is None
     assert rig.plane.open_weights(announced(QUERY, NORM)) is None
     began = time.perf_counter()
     fault = rig.plane.load_weights()
@@ -401,7 +407,7 @@ def test_a_trainer_that_breaks_off_leaves_the_old_weights_serving(
 
 def test_a_rank_that_received_all_where_another_one_did_not_leaves_the_group(rig, trainers):
     trainer = trainers(OTHERS[QUERY])
-    rig.plane.join_weight_group(membership(trainer))
+    join(rig, trainer)
     assert rig.plane.open_weights(announced(QUERY)) is None
     rig.plane.settle_weights(False)
     assert rig.plane.open_weights(announced(QUERY)) is None, "nothing was received before"
@@ -414,11 +420,11 @@ def test_a_rank_that_received_all_where_another_one_did_not_leaves_the_group(rig
 def test_a_trainer_that_never_comes_is_waited_for_only_so_long(rig, trainers):
     began = time.perf_counter()
     port = free_port()
-    fault = rig.plane.join_weight_group(membership(port))
+    fault = join(rig, port)
     assert fault.startswith(f"group {GROUP} did not meet at 127.0.0.1:{port} within 1 s: ")
     # One that comes, of a group that another one does not come to.
     trainer = trainers(size=3, waits_s=1)
-    fault = rig.plane.join_weight_group(membership(trainer, size=3))
+    fault = join(rig, trainer, size=3)
     assert "did not meet" in fault
     trainer.close()
     assert trainer.fault is not None
@@ -427,11 +433,11 @@ def test_a_trainer_that_never_comes_is_waited_for_only_so_long(rig, trainers):
 
 
 def test_a_backend_for_other_memory_is_refused_by_name(rig):
-    fault = rig.plane.join_weight_group(membership(1, backend="nccl"))
+    fault = join(rig, 1, backend="nccl")
     assert fault == "backend nccl is not for weights in host memory, where these lie; use gloo"
-    fault = rig.plane.join_weight_group(membership(1, backend="mpi"))
+    fault = join(rig, 1, backend="mpi")
     assert fault == "there is no backend mpi here; there are gloo, and nccl for weights on CUDA"
-    fault = rig.plane.join_weight_group(membership(1, address="no.such.host.invalid"))
+    fault = join(rig, 1, address="no.such.host.invalid")
     assert "did not meet at no.such.host.invalid:1" in fault
 
 
@@ -447,7 +453,8 @@ def test_what_carries_tensors_goes_by_where_the_weights_lie():
 def test_a_trainers_tensors_come_over_nccl_to_weights_on_a_device(trainers):
     trainer = trainers(OTHERS[QUERY].cuda(0), backend="nccl")
     where = torch.device("cuda", 1)
-    group = TrainerGroup(membership(trainer, backend="nccl"), 30.0, SystemClock(), where)
+    meeting = Meeting(membership(trainer, backend="nccl"), 30.0, SystemClock())
+    group = TrainerGroup(meeting, where)
     received = torch.empty_like(OTHERS[QUERY], device=where)
     group.receive(received)
     assert torch.equal(received.cpu(), OTHERS[QUERY])
@@ -477,7 +484,7 @@ def test_discarded_weights_are_written_over_and_need_no_room(discarding, trainer
     assert torch.equal(rows(rig.plane, QUERY), OTHERS[QUERY])
     rig.plane.settle_weights(True)
     trainer = trainers(OTHERS[NORM])
-    rig.plane.join_weight_group(membership(trainer))
+    join(rig, trainer)
     take(rig.plane, announced(NORM))
     assert torch.equal(rows(rig.plane, NORM), OTHERS[NORM])
     assert rig.generate(1, "a", PROMPT, 3)
