@@ -80,8 +80,10 @@ def _prompts_told(rows) -> dict:
         likely = range(request.top_logprobs_num)
         columns["token_logprobs_val"].append([None if i == 0 else -1.0 for i in range(len(prompt))])
         columns["token_logprobs_idx"].append(list(prompt))
-        columns["top_logprobs_val"].append([[-1.0 - k for k in likely] for _ in prompt])
-        columns["top_logprobs_idx"].append([[id_ + k for k in likely] for id_ in prompt])
+        named = request.token_ids_logprob or []
+        beside = [-1.0 - k for k in likely] + [-9.0] * len(named)
+        columns["top_logprobs_val"].append([beside for _ in prompt])
+        columns["top_logprobs_idx"].append([[id_ + k for k in likely] + named for id_ in prompt])
     return {f"input_{name}": column for name, column in columns.items()}
 
 
@@ -314,13 +316,25 @@ class FakeEngine:
                     finish_reason_details=[details for *_, details in rows],
                     **_prompts_told(rows),
                     output_top_logprobs_val=[
-                        [[-0.5 - k for k in range(row[0].top_logprobs_num)] for _ in row[2]]
+                        [
+                            [
+                                *(-0.5 - k for k in range(row[0].top_logprobs_num)),
+                                *(-8.0 for _ in row[0].token_ids_logprob or ()),
+                            ]
+                            for _ in row[2]
+                        ]
                         if asked
                         else []
                         for row, asked in zip(rows, wanted, strict=True)
                     ],
                     output_top_logprobs_idx=[
-                        [[token + k for k in range(row[0].top_logprobs_num)] for token in row[2]]
+                        [
+                            [
+                                *(token + k for k in range(row[0].top_logprobs_num)),
+                                *(row[0].token_ids_logprob or ()),
+                            ]
+                            for token in row[2]
+                        ]
                         if asked
                         else []
                         for row, asked in zip(rows, wanted, strict=True)

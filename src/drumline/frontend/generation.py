@@ -16,6 +16,7 @@ from drumline.client.stream import Delta, Stream
 from drumline.core.clock import SystemClock
 from drumline.core.errors import DrumlineError, RequestError
 from drumline.frontend.engine_link import EngineLink
+from drumline.frontend.logprobs import TokenLogprob, of_answer, of_prompt
 from drumline.frontend.text.detokenizer import Detokenizer
 from drumline.frontend.text.stop_strings import StopStrings
 from drumline.frontend.text.tokenizer import Tokenizer
@@ -44,6 +45,8 @@ class Asked(Struct, frozen=True, kw_only=True):
     """How many of the likeliest tokens to report at each place; None for none at all."""
     prompt_logprobs: int | None = None
     """As many beside each of the prompt's tokens; None for none at all."""
+    logprob_ids: tuple[int, ...] = ()
+    """Tokens to report at each of these places besides, however likely."""
     shown: frozenset[int] = frozenset()
     """Special tokens whose text is part of the answer all the same."""
     data_parallel_rank: int | None = None
@@ -54,14 +57,6 @@ class Asked(Struct, frozen=True, kw_only=True):
     def of(self, prompt: int) -> "Asked":
         """Return what is asked of a prompt."""
         return self.each[prompt] if self.each else self
-
-
-class TokenLogprob(Struct, frozen=True):
-    """A generated token, and the likeliest at its place as (id, log probability)."""
-
-    token_id: int
-    logprob: float
-    top: tuple[tuple[int, float], ...] = ()
 
 
 class Piece(Struct, frozen=True):
@@ -201,6 +196,7 @@ class Generation:
             return_logprob=asked.logprobs is not None or told,
             logprob_start_len=0 if told else -1,
             top_logprobs_num=max(asked.logprobs or 0, (told and asked.prompt_logprobs) or 0),
+            token_ids_logprob=list(asked.logprob_ids) or None,
             stream=True,
             created_time=self._clock.wall_s(),
             data_parallel_rank=asked.data_parallel_rank,
@@ -256,6 +252,7 @@ class _Answer:
         "_ends",
         "_keeps_stop",
         "_logprobs",
+        "_named",
         "_plain",
         "_prompt_top",
         "_stop_ids",
@@ -288,6 +285,7 @@ class _Answer:
         self.prompt: tuple[TokenLogprob | None, ...] | None = None
         self._logprobs = asked.logprobs
         self._prompt_top = asked.prompt_logprobs
+        self._named = len(asked.logprob_ids)
         self._plain = not asked.stops and asked.logprobs is None and asked.prompt_logprobs is None
         """Whether nothing but text is told of a token, and none of it is held back."""
         self._stop_ids = sampling.stop_token_ids or set()
@@ -367,44 +365,17 @@ class _Answer:
         self.token_ids += ids
         told = None
         if self._prompt_top is not None and delta.input_logprobs:
-            told = self.prompt = _told_of(delta, self._prompt_top)
+            told = self.prompt = of_prompt(delta, self._prompt_top, self._named)
         return Piece(
             self.index,
             text,
-            self._logprobs_of(delta, taken),
+            of_answer(delta, taken, self._logprobs, self._named),
             reason,
             stop_reason,
             ids,
             delta.cached_tokens,
             told,
         )
-
-    def _logprobs_of(self, delta: Delta, taken: int) -> tuple[TokenLogprob, ...]:
-        most = self._logprobs
-        if most is None or len(delta.logprobs) != len(delta.token_ids):
-            return ()
-        tops: list[tuple[tuple[int, float], ...]] = [
-            tuple(zip(ids or (), values or (), strict=False))[:most]
-            for ids, values in zip(delta.top_logprob_ids, delta.top_logprobs, strict=False)
-        ]
-        tops += [()] * (taken - len(tops))
-        return tuple(
-            map(TokenLogprob, delta.token_ids[:taken], delta.logprobs[:taken], tops[:taken])
-        )
-
-
-def _told_of(delta: Delta, most: int) -> tuple[TokenLogprob | None, ...]:
-    """Return what a delta tells of its prompt's tokens, with `most` of the likeliest at each."""
-    values, ids = delta.input_logprobs, delta.input_logprob_ids
-    top: list[tuple[tuple[int, float], ...]] = [
-        tuple(zip(named or (), told or (), strict=False))[:most]
-        for named, told in zip(delta.input_top_logprob_ids, delta.input_top_logprobs, strict=False)
-    ]
-    top += [()] * (len(ids) - len(top))
-    return tuple(
-        None if value is None else TokenLogprob(id_, value, best)
-        for id_, value, best in zip(ids, values, top, strict=False)
-    )
 
 
 def given_up(delta: Delta) -> str:

@@ -16,6 +16,8 @@ POOL_TOO_SMALL = "kv_pool_exceeded"
 
 MAX_CHOICES = 128
 MAX_SEQUENCES = 1024
+MAX_LOGPROB_IDS = 128
+"""Tokens whose log probabilities are told by name at each place; engines refuse more."""
 
 
 class Limits(Struct, frozen=True, kw_only=True):

@@ -11,7 +11,8 @@ from msgspec.structs import replace
 
 from drumline.core.errors import PeerError, RequestError
 from drumline.core.ids import request_id
-from drumline.frontend.generation import Generation, TokenLogprob
+from drumline.frontend.generation import Generation
+from drumline.frontend.logprobs import TokenLogprob
 from drumline.frontend.openai.calls import asked_of, encoded
 from drumline.frontend.openai.sampling import answer_length
 from drumline.frontend.service import Service

@@ -120,10 +120,68 @@ async def test_log_probabilities_come_as_triples(embedded):
         assert "output_top_logprobs" not in bare
 
 
+@run
+async def test_tokens_asked_for_by_name_are_told_at_every_place_however_likely(embedded):
+    ids = embedded.encode(GREETING, add_special=False)
+    answer = {"return_logprob": True, "token_ids_logprob": [7, 3]}
+    async with served(embedded) as it:
+        meta = (await generate(it, input_ids=[5, 6], **answer)).json()["meta_info"]
+        assert meta["output_token_ids_logprobs"] == [[[-8.0, 7, None], [-8.0, 3, None]]] * len(ids)
+        assert meta["input_token_ids_logprobs"] == []
+        assert "output_top_logprobs" not in meta
+        # Beside the likeliest, of the prompt too, and with their texts.
+        more = {"top_logprobs_num": 1, "logprob_start_len": 0, "return_text_in_logprobs": True}
+        meta = (await generate(it, input_ids=[5, 6], **answer, **more)).json()["meta_info"]
+        seven, three = (embedded.piece(id_).decode() for id_ in (7, 3))
+        told = [[-9.0, 7, seven], [-9.0, 3, three]]
+        assert meta["input_token_ids_logprobs"] == [None, told]
+        assert [len(likely) for likely in meta["output_top_logprobs"]] == [1] * len(ids)
+        assert meta["output_top_logprobs"][0][0][1] == ids[0]
+        *_, last, _ = await it.events("/generate", input_ids=[5, 6], **answer)
+        told = last["meta_info"]["output_token_ids_logprobs"]
+        assert told == [[[-8.0, 7, None], [-8.0, 3, None]]] * len(ids)
+        # Without `return_logprob` nothing is told, as elsewhere.
+        body = {"input_ids": [5, 6], "token_ids_logprob": [7]}
+        assert "output_token_ids_logprobs" not in (await generate(it, **body)).json()["meta_info"]
+        assert it.fake.requests[-1].token_ids_logprob is None
+
+
+@run
+async def test_each_prompt_of_a_list_may_name_tokens_of_its_own(embedded):
+    async with served(embedded) as it:
+
+        def named(reply):
+            return [
+                [id_ for _, id_, _ in each["meta_info"]["output_token_ids_logprobs"][0]]
+                for each in reply.json()
+            ]
+
+        body = {"input_ids": [[5], [6, 7]], "return_logprob": True}
+        assert named(await generate(it, **body, token_ids_logprob=[7, 3])) == [[7, 3], [7, 3]]
+        assert named(await generate(it, **body, token_ids_logprob=[[7], [2, 4]])) == [[7], [2, 4]]
+        each = [{"max_new_tokens": 1}, {"max_new_tokens": 2}]
+        body["sampling_params"] = each
+        reply = await generate(it, **body, token_ids_logprob=[[7], []])
+        assert named(reply) == [[7], []]
+        assert [len(one["output_ids"]) for one in reply.json()] == [1, 2]
+        body["sampling_params"] = {"n": 2, "max_new_tokens": 1}
+        reply = await generate(it, **body, token_ids_logprob=[[7], [3]])
+        assert named(reply) == [[7], [7], [3], [3]]
+        sent = {tuple(one.input_ids): one.token_ids_logprob for one in it.fake.requests[-4:]}
+        assert sent == {(5,): [7], (6, 7): [3]}
+
+
 @pytest.mark.parametrize(
     ("body", "param", "code"),
     [
         ({}, "text", "invalid_combination"),
+        ({"text": "a", "token_ids_logprob": [10**6]}, "token_ids_logprob", "invalid_token_id"),
+        ({"text": "a", "token_ids_logprob": [-1]}, "token_ids_logprob", "invalid_token_id"),
+        ({"text": "a", "token_ids_logprob": [1, [2]]}, "token_ids_logprob", "invalid_type"),
+        ({"text": "a", "token_ids_logprob": [[1], [2]]}, "token_ids_logprob", "invalid_value"),
+        ({"text": ["a", "b"], "token_ids_logprob": [[1]]}, "token_ids_logprob", "invalid_value"),
+        ({"text": "a", "token_ids_logprob": [1] * 129}, "token_ids_logprob",
+         "array_above_max_length"),
         ({"text": "a", "input_ids": [1]}, "text", "invalid_combination"),
         ({"text": []}, "text", "array_above_max_length"),
         ({"input_ids": [1, [2]]}, "input_ids", "invalid_type"),

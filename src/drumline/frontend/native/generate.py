@@ -12,8 +12,9 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 from msgspec.structs import replace
 
 from drumline.core.errors import RequestError
-from drumline.frontend.generation import Asked, Piece, TokenLogprob, Usage
-from drumline.frontend.limits import MAX_SEQUENCES
+from drumline.frontend.generation import Asked, Piece, Usage
+from drumline.frontend.limits import MAX_LOGPROB_IDS, MAX_SEQUENCES
+from drumline.frontend.logprobs import TokenLogprob
 from drumline.frontend.openai.bounds import check
 from drumline.frontend.openai.calls import Answer, Frame, asked_of, encoded
 from drumline.frontend.openai.parameters import ParameterCheck
@@ -68,6 +69,8 @@ class GenerateRequest(Struct, kw_only=True):
     return_logprob: bool | None = None
     logprob_start_len: int | None = None
     top_logprobs_num: int | None = None
+    token_ids_logprob: list[int | list[int]] | None = None
+    """Tokens to be told of at every place, however likely: of each prompt, or a list for each."""
     return_text_in_logprobs: bool | None = None
     stream: bool | None = None
     priority: int | None = None
@@ -96,6 +99,8 @@ class Meta(Struct):
     output_token_logprobs: list[Told] | UnsetType = UNSET
     input_top_logprobs: list[Any] | UnsetType = UNSET
     output_top_logprobs: list[Any] | UnsetType = UNSET
+    input_token_ids_logprobs: list[Any] | UnsetType = UNSET
+    output_token_ids_logprobs: list[Any] | UnsetType = UNSET
 
 
 class GenerateBody(Struct):
@@ -146,19 +151,15 @@ class GenerateCall:
         request = self._request
         top = logprob_count("top_logprobs_num", request.top_logprobs_num or 0)
         prompts = await self._encoded(service)
-        if not self._listed:
-            asked = self._checked(service, self._each[0], prompts, top)
+        named = self._named(service, len(prompts))
+        if not self._listed and len(set(named)) == 1:
+            asked = self._checked(service, self._each[0], prompts, top, named[0])
         else:
-            if len(self._each) != len(prompts):
-                raise RequestError(
-                    400,
-                    f"sampling_params has {len(self._each)} entries for {len(prompts)} prompts",
-                    param="sampling_params",
-                    code="invalid_value",
-                )
+            samplings = self._each if self._listed else self._each * len(prompts)
+            _check_entries("sampling_params", len(samplings), len(prompts))
             each = tuple(
-                self._checked(service, sampling, [prompt], top)
-                for sampling, prompt in zip(self._each, prompts, strict=True)
+                self._checked(service, sampling, [prompt], top, ids)
+                for sampling, prompt, ids in zip(samplings, prompts, named, strict=True)
             )
             if len({one.choices for one in each}) > 1:
                 raise RequestError(
@@ -171,8 +172,27 @@ class GenerateCall:
         self._answers = [Answer() for _ in self._prompt_tokens]
         return asked
 
+    def _named(self, service: Service, prompts: int) -> list[tuple[int, ...]]:
+        """Return the tokens to be told of at each place of each prompt. Raises RequestError 400."""
+        lists, flat = _parted("token_ids_logprob", self._request.token_ids_logprob)
+        if lists:
+            _check_entries("token_ids_logprob", len(lists), prompts)
+        for ids in (flat, *lists):
+            service.limits.check_ids(ids, "token_ids_logprob")
+            if len(ids) > MAX_LOGPROB_IDS:
+                raise RequestError(
+                    400, f"token_ids_logprob has {len(ids)} ids; {MAX_LOGPROB_IDS} are allowed",
+                    param="token_ids_logprob", code="array_above_max_length",
+                )  # fmt: skip
+        return list(map(tuple, lists)) if lists else [tuple(flat)] * prompts
+
     def _checked(
-        self, service: Service, sampling: GenerateSampling, prompts: list[list[int]], top: int
+        self,
+        service: Service,
+        sampling: GenerateSampling,
+        prompts: list[list[int]],
+        top: int,
+        named: tuple[int, ...],
     ) -> Asked:
         """Return what is asked of some prompts. Raises RequestError 400."""
         request = self._request
@@ -180,7 +200,6 @@ class GenerateCall:
         if max_tokens is None:
             longest = max(map(len, prompts), default=0)
             max_tokens = max(1, min(DEFAULT_MAX_TOKENS, service.limits.room - longest))
-        wanted = bool(request.return_logprob)
         asked = asked_of(
             service,
             _fields(request, sampling),
@@ -188,9 +207,12 @@ class GenerateCall:
             param="text" if request.text is not None else "input_ids",
             max_param="max_new_tokens",
             max_tokens=max_tokens,
-            logprobs=top if wanted else None,
+            logprobs=top if request.return_logprob else None,
         )
-        return replace(asked, prompt_logprobs=top) if wanted and self._start >= 0 else asked
+        if not request.return_logprob:
+            return asked
+        told = top if self._start >= 0 else None
+        return replace(asked, prompt_logprobs=told, logprob_ids=named)
 
     def opening(self, frame: Frame, answers: int, usage: Usage) -> list[bytes]:
         return []
@@ -237,13 +259,7 @@ class GenerateCall:
             texts = [text] if isinstance(text, str) else text
             _check_count("text", texts)
             return [await encoded(service, each, add_special=True, param="text") for each in texts]
-        lists = [each for each in ids or () if isinstance(each, list)]
-        flat = [each for each in ids or () if isinstance(each, int)]
-        if lists and flat:
-            raise RequestError(
-                400, "input_ids mixes ids and lists of them", param="input_ids",
-                code="invalid_type",
-            )  # fmt: skip
+        lists, flat = _parted("input_ids", ids)
         prompts = lists or [flat]
         _check_count("input_ids", prompts)
         for prompt in prompts:
@@ -266,8 +282,11 @@ class GenerateCall:
             # The first token of a prompt follows nothing, and has an id all the same.
             meta.input_token_logprobs = self._told(prompt)
             if self._request.top_logprobs_num:
-                meta.output_top_logprobs = [self._top(one) for one in drawn]
-                meta.input_top_logprobs = [self._top(one) for one in prompt]
+                meta.output_top_logprobs = [one and self._others(one.top) for one in drawn]
+                meta.input_top_logprobs = [one and self._others(one.top) for one in prompt]
+            if self._request.token_ids_logprob:
+                meta.output_token_ids_logprobs = [one and self._others(one.named) for one in drawn]
+                meta.input_token_ids_logprobs = [one and self._others(one.named) for one in prompt]
         return GenerateBody(answer.text, list(answer.token_ids), meta)
 
     def _told(self, tokens: Sequence[TokenLogprob | None]) -> list[Told]:
@@ -278,10 +297,8 @@ class GenerateCall:
             for one in tokens
         ]
 
-    def _top(self, one: TokenLogprob | None) -> list[tuple[float, int, str | None]] | None:
-        if one is None:
-            return None
-        return [(value, id_, self._text(id_)) for id_, value in one.top]
+    def _others(self, told: Sequence[tuple[int, float]]) -> list[Told]:
+        return [(value, id_, self._text(id_)) for id_, value in told]
 
     def _text(self, token_id: int) -> str | None:
         if not self._request.return_text_in_logprobs:
@@ -314,6 +331,25 @@ _SAME = sorted(
     set(GenerateSampling.__struct_fields__) & set(SamplingFields.__struct_fields__) - {"seed"}
 )
 """Parameters of one name and meaning."""
+
+
+def _parted(name: str, ids: Sequence[int | list[int]] | None) -> tuple[list[list[int]], list[int]]:
+    """Return the lists among ids, or else the ids. Raises RequestError 400 where both are there."""
+    lists = [each for each in ids or () if isinstance(each, list)]
+    flat = [each for each in ids or () if isinstance(each, int)]
+    if lists and flat:
+        raise RequestError(
+            400, f"{name} mixes ids and lists of them", param=name, code="invalid_type"
+        )
+    return lists, flat
+
+
+def _check_entries(name: str, entries: int, prompts: int) -> None:
+    if entries != prompts:
+        raise RequestError(
+            400, f"{name} has {entries} entries for {prompts} prompts", param=name,
+            code="invalid_value",
+        )  # fmt: skip
 
 
 def _check_count(name: str, prompts: Sequence[object]) -> None:

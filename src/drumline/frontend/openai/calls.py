@@ -6,8 +6,9 @@ from typing import Protocol
 from msgspec import UNSET, Struct, UnsetType
 
 from drumline.core.errors import RequestError
-from drumline.frontend.generation import Asked, Piece, TokenLogprob, Usage
+from drumline.frontend.generation import Asked, Piece, Usage
 from drumline.frontend.limits import MAX_SEQUENCES, Limits
+from drumline.frontend.logprobs import TokenLogprob
 from drumline.frontend.openai.bounds import MOST_TOKENS, check
 from drumline.frontend.openai.sampling import (
     choice_count,

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 import msgspec
 
 from drumline.core.errors import RequestError
-from drumline.frontend.generation import Asked, Piece, TokenLogprob, Usage
+from drumline.frontend.generation import Asked, Piece, Usage
 from drumline.frontend.limits import MAX_SEQUENCES
+from drumline.frontend.logprobs import TokenLogprob
 from drumline.frontend.openai.calls import (
     Answer,
     Frame,

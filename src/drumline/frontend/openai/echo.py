@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from drumline.frontend.generation import Piece, TokenLogprob
+from drumline.frontend.generation import Piece
+from drumline.frontend.logprobs import TokenLogprob
 
 
 class Echo(Struct):
