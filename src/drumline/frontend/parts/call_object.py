@@ -6,17 +6,15 @@ object has ended; from then on its arguments are given out as they come, as they
 """
 
 import json
-import re
 from enum import IntEnum, auto
 
-from drumline.frontend.parts.json_text import inside_string, inside_strings, no_number
+from drumline.frontend.parts.json_text import inside_strings, no_number
+from drumline.frontend.parts.nesting import Nesting
 
 _MEMBERS = ("arguments", "parameters")
 _SPACE = " \t\r\n"
 _VALUES = '"{[-0123456789tfn'
 _WITHOUT = "{}"
-_PLAIN_QUOTED = re.compile(r'[^"\\]*')
-_PLAIN_NESTED = re.compile(r'[^"{}\[\]]*')
 
 
 class _At(IntEnum):
@@ -37,11 +35,9 @@ class CallObject:
     __slots__ = (
         "_arguments",
         "_at",
-        "_depth",
-        "_escaped",
         "_member",
         "_names",
-        "_quoted",
+        "_nesting",
         "_raw",
         "_streams",
         "_token",
@@ -55,9 +51,8 @@ class CallObject:
         self._at = _At.OPEN
         self._member = ""
         self._token: list[str] = []
-        self._depth = 0
-        self._quoted = False
-        self._escaped = False
+        self._nesting = Nesting()
+        """Of the name or value that is being read."""
         self._streams = False
         self._arguments: list[str] | None = None
         self.name: str | None = None
@@ -84,13 +79,12 @@ class CallObject:
         """Read of `text` what belongs to the object; return how much that was."""
         at = 0
         while at < len(text):
-            if self._at is _At.IN_VALUE and not self._escaped and (self._quoted or self._depth):
+            if self._at is _At.IN_VALUE and self._nesting.open:
                 # Most of a value decides nothing and is taken in one go.
-                plain = _PLAIN_QUOTED if self._quoted else _PLAIN_NESTED
-                run = plain.match(text, at)
-                if run and run.end() > at:
-                    self._keep(run[0])
-                    at = run.end()
+                end = self._nesting.plain_end(text, at)
+                if end > at:
+                    self._keep(text[at:end])
+                    at = end
                     continue
             known = len(self._raw)
             self._step(text[at])
@@ -114,7 +108,8 @@ class CallObject:
         elif self._at is _At.IN_NAME:
             self._raw.append(char)
             self._token.append(char)
-            if self._string_ends(char):
+            self._nesting.step(char)
+            if not self._nesting.open:
                 self._member = self._unquoted()
                 self._at = _At.COLON
         elif char in _SPACE:
@@ -133,7 +128,8 @@ class CallObject:
             case _At.OPEN, "{":
                 return _At.NAME
             case _At.NAME, '"':
-                self._token, self._quoted = [char], True
+                self._token, self._nesting = [char], Nesting()
+                self._nesting.step(char)
                 return _At.IN_NAME
             case _At.COLON, ":":
                 return _At.VALUE
@@ -159,8 +155,7 @@ class CallObject:
 
     def _begin_value(self, char: str) -> None:
         self._token = []
-        self._depth = 0
-        self._quoted = self._escaped = False
+        self._nesting = Nesting()
         self._streams = char == "{" and self._member in _MEMBERS and self._arguments is None
         if self._streams:
             self._arguments = []
@@ -169,41 +164,23 @@ class CallObject:
 
     def _in_value(self, char: str) -> None:
         """Read a character of a member's value."""
-        plain = not self._quoted and not self._depth and bool(self._token)
-        if plain and (char in _SPACE or char in ",}"):
+        if not self._nesting.open and self._token and (char in _SPACE or char in ",}"):
             self._value_ended()
             if self._at is _At.NEXT:
                 self._step(char)
             return
         self._keep(char)
-        if self._quoted:
-            if self._string_ends(char) and not self._depth:
-                self._value_ended()
-        elif char == '"':
-            self._quoted = True
-        elif char in "{[":
-            self._depth += 1
-        elif char in "}]":
-            self._depth -= 1
-            if self._depth <= 0:
-                self._value_ended()
+        self._nesting.step(char)
+        if char in '"}]' and not self._nesting.open:
+            self._value_ended()
 
     def _keep(self, text: str) -> None:
         if not self.begun or not self._streams:
             self._raw.append(text)
         if self._streams and self._arguments is not None:
-            self._arguments.append(inside_string(text) if self._quoted else text)
+            self._arguments.append(self._nesting.escaped(text))
         else:
             self._token.append(text)
-
-    def _string_ends(self, char: str) -> bool:
-        if self._escaped:
-            self._escaped = False
-        elif char == "\\":
-            self._escaped = True
-        elif char == '"':
-            self._quoted = False
-        return not self._quoted
 
     def _value_ended(self) -> None:
         self._at = _At.NEXT

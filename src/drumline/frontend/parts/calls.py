@@ -12,6 +12,7 @@ from drumline.client.tool_calls import MISTRAL_BEGIN, CallFormat
 from drumline.frontend.parts.call_object import CallObject
 from drumline.frontend.parts.marks import may_begin, space_before, split_at
 from drumline.frontend.parts.part import Arguments, CallBegun, Part, Words
+from drumline.frontend.parts.steps import stepped
 
 
 class CallStyle(Struct, frozen=True):
@@ -68,21 +69,24 @@ class CallReader:
     def add(self, text: str) -> list[Part]:
         """Return the parts that `text` completes."""
         self._held += text
-        parts: list[Part] = []
-        while self._held:
-            before = (self._at, len(self._held))
-            match self._at:
-                case _At.WORDS:
-                    self._words(parts)
-                case _At.OBJECT:
-                    self._in_object(parts)
-                case _At.CLOSING:
-                    self._closing(parts)
-                case _:
-                    self._before_object(parts)
-            if before == (self._at, len(self._held)):
-                break
-        return parts
+        return stepped(self)
+
+    @property
+    def standing(self) -> tuple[int, int]:
+        """Its state, and how many characters it holds."""
+        return self._at, len(self._held)
+
+    def step(self, parts: list[Part]) -> None:
+        """Take of what is held as much as the state can; add the parts that this completes."""
+        match self._at:
+            case _At.WORDS:
+                self._words(parts)
+            case _At.OBJECT:
+                self._in_object(parts)
+            case _At.CLOSING:
+                self._closing(parts)
+            case _:
+                self._before_object(parts)
 
     def finish(self) -> list[Part]:
         """Return what was held back; nothing comes after it."""

@@ -3,20 +3,18 @@
 Arguments are given out as they come. What turns out to be no call comes out as words.
 """
 
-import re
 from enum import IntEnum, auto
 
 from drumline.client.tool_calls import MISTRAL_ARGS, MISTRAL_BEGIN
-from drumline.frontend.parts.json_text import inside_string
 from drumline.frontend.parts.marks import may_begin, space_before, split_at
+from drumline.frontend.parts.nesting import Nesting
 from drumline.frontend.parts.part import Arguments, CallBegun, Part, Words
+from drumline.frontend.parts.steps import stepped
 
 MARKS = (MISTRAL_BEGIN, MISTRAL_ARGS)
 _CALL_ID = "[CALL_ID]"
 """What some models put between a name and its arguments, with an id that clients get anew."""
 _LONGEST_HEAD = 200
-_PLAIN_QUOTED = re.compile(r'[^"\\]+')
-_PLAIN_NESTED = re.compile(r'[^"{}\[\]]+')
 
 
 class _At(IntEnum):
@@ -35,14 +33,12 @@ class NamedCallReader:
 
     __slots__ = (
         "_at",
-        "_depth",
-        "_escaped",
         "_gap",
         "_held",
         "_most",
         "_name",
         "_names",
-        "_quoted",
+        "_nesting",
         "calls",
     )
 
@@ -55,31 +51,33 @@ class NamedCallReader:
         self._gap = ""
         """What was read around calls, and is words if no call follows."""
         self._name = ""
-        self._depth = 0
-        self._quoted = self._escaped = False
+        self._nesting = Nesting()
         self.calls = 0
         """How many have begun."""
 
     def add(self, text: str) -> list[Part]:
         """Return the parts that `text` completes."""
         self._held += text
-        parts: list[Part] = []
-        while self._held:
-            before = (self._at, len(self._held))
-            match self._at:
-                case _At.WORDS:
-                    self._words(parts)
-                case _At.HEAD:
-                    self._head(parts)
-                case _At.OPEN:
-                    self._open(parts)
-                case _At.ARGUMENTS:
-                    self._arguments(parts)
-                case _At.BETWEEN:
-                    self._between(parts)
-            if before == (self._at, len(self._held)):
-                break
-        return parts
+        return stepped(self)
+
+    @property
+    def standing(self) -> tuple[int, int]:
+        """Its state, and how many characters it holds."""
+        return self._at, len(self._held)
+
+    def step(self, parts: list[Part]) -> None:
+        """Take of what is held as much as the state can; add the parts that this completes."""
+        match self._at:
+            case _At.WORDS:
+                self._words(parts)
+            case _At.HEAD:
+                self._head(parts)
+            case _At.OPEN:
+                self._open(parts)
+            case _At.ARGUMENTS:
+                self._arguments(parts)
+            case _At.BETWEEN:
+                self._between(parts)
 
     def finish(self) -> list[Part]:
         """Return what was held back; nothing comes after it."""
@@ -123,33 +121,21 @@ class NamedCallReader:
     def _arguments(self, parts: list[Part]) -> None:
         text, at = self._held, 0
         grown: list[str] = []
+        nesting = self._nesting
         while at < len(text) and self._at is _At.ARGUMENTS:
-            plain = _PLAIN_QUOTED if self._quoted else _PLAIN_NESTED
-            run = None if self._escaped else plain.match(text, at)
-            piece = text[at] if run is None else run[0]
-            at += len(piece)
-            grown.append(inside_string(piece) if self._quoted else piece)
-            if run is None:
-                self._step(piece)
+            end = nesting.plain_end(text, at)
+            if end > at:
+                grown.append(nesting.escaped(text[at:end]))
+                at = end
+                continue
+            grown.append(nesting.escaped(text[at]))
+            nesting.step(text[at])
+            at += 1
+            if not nesting.open:
+                self._at = _At.BETWEEN
         self._held = text[at:]
         if self._wanted:
             parts.append(Arguments(self.calls - 1, "".join(grown)))
-
-    def _step(self, char: str) -> None:
-        """Take a character that may change where the arguments stand."""
-        if self._quoted:
-            if self._escaped:
-                self._escaped = False
-            elif char == "\\":
-                self._escaped = True
-            elif char == '"':
-                self._quoted = False
-        elif char == '"':
-            self._quoted = True
-        else:
-            self._depth += 1 if char in "{[" else -1
-            if self._depth == 0:
-                self._at = _At.BETWEEN
 
     def _between(self, parts: list[Part]) -> None:
         space = space_before(self._held)

@@ -22,6 +22,7 @@ from drumline.client.tool_calls import (
 from drumline.frontend.parts.json_text import inside_strings, no_number
 from drumline.frontend.parts.marks import may_begin, split_at, unsure
 from drumline.frontend.parts.part import Arguments, CallBegun, Part, Words
+from drumline.frontend.parts.steps import stepped
 
 Schemas = Mapping[str, Mapping[str, Any] | None]
 """What tools take, by their names."""
@@ -134,19 +135,22 @@ class WholeCallReader:
     def add(self, text: str) -> list[Part]:
         """Return the parts that `text` completes."""
         self._held += text
-        parts: list[Part] = []
-        while self._held:
-            before = (self._at, len(self._held))
-            match self._at:
-                case _At.WORDS:
-                    self._words(parts)
-                case _At.INSIDE:
-                    self._inside(parts)
-                case _At.BETWEEN:
-                    self._between(parts)
-            if before == (self._at, len(self._held)):
-                break
-        return parts
+        return stepped(self)
+
+    @property
+    def standing(self) -> tuple[int, int]:
+        """Its state, and how many characters it holds."""
+        return self._at, len(self._held)
+
+    def step(self, parts: list[Part]) -> None:
+        """Take of what is held as much as the state can; add the parts that this completes."""
+        match self._at:
+            case _At.WORDS:
+                self._words(parts)
+            case _At.INSIDE:
+                self._inside(parts)
+            case _At.BETWEEN:
+                self._between(parts)
 
     def finish(self) -> list[Part]:
         """Return what was held back; nothing comes after it."""
