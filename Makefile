@@ -42,7 +42,7 @@ fmt: $(VENV)/.dev ## format in place
 	$(BIN)/ruff check --fix .
 
 bench: $(VENV)/.dev ## benchmarks, as a table and as JSON in benchmarks/results
-	$(BIN)/python benchmarks/run.py $(ARGS)
+	$(BIN)/python -m benchmarks.run $(ARGS)
 
 bench-peers: $(VENV)/.dev ## drumline beside OpenVINO GenAI (installed apart from .venv) and, once they were asked for with PEERS="llama.cpp vllm", others; QUICK=1 for a short pass
 	$(BIN)/python -m benchmarks.peers $(PEERS) $(if $(QUICK),--quick) $(if $(THREADS),--threads $(THREADS)) $(ARGS)
@@ -57,7 +57,7 @@ soak: $(VENV)/.dev ## long random runs: the scheduler beside the published one, 
 	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE DRUMLINE_SOAK_ROUTING=1 $(BIN)/pytest tests/e2e/test_routing_policies.py -o faulthandler_timeout=0 -o log_cli=true -o log_cli_level=INFO $(ARGS)
 	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE DRUMLINE_SOAK_MEMORY=64 $(BIN)/pytest tests/e2e/test_too_little_memory.py tests/e2e/test_embedded_in_little_memory.py -o log_cli=true -o log_cli_level=INFO -o faulthandler_timeout=0
 	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE DRUMLINE_SOAK_REQUESTS=10000 $(BIN)/pytest -o faulthandler_timeout=7200 tests/unit/frontend/test_restless_clients.py tests/e2e/test_restless_clients_of_workers.py $(ARGS)
-	$(BIN)/python benchmarks/round.py --soak 1000000 --json benchmarks/results/soak.json
+	$(BIN)/python -m benchmarks.round --soak 1000000 --json benchmarks/results/soak.json
 
 check: lint test ## what must be green before a commit
 

@@ -1,6 +1,6 @@
 """What a long context costs: decode steps at two contexts, and a chunk's attention.
 
-    python benchmarks/attention.py [--json FILE] [--rounds N] [--threads N] [--no-chunk]
+    python -m benchmarks.attention [--json FILE] [--rounds N] [--threads N] [--no-chunk]
 
 On the embedded model, its weights as they are stored. A step of one row behind 4,096 tokens is
 compared with one behind 256, for each type that keys and values are kept as; it fails where it
@@ -11,8 +11,6 @@ figures are the least of their rounds, in ms, which busy neighbours change least
 
 import argparse
 import json
-import os
-import platform
 import sys
 import time
 from pathlib import Path
@@ -20,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from benchmarks.report import machine, write
 from drumline.core.config import KvCacheDtype, ModelConfig
 from drumline.core.model_files import find_model
 from drumline.device.attention import AttentionBatch
@@ -144,22 +143,14 @@ def main():
             figures[kept]["of it attention"] = round(part / whole, 2)
     report = {
         "benchmark": "attention",
-        "machine": {
-            "processor": platform.processor() or platform.machine(),
-            "cores": os.cpu_count(),
-            "threads": torch.get_num_threads(),
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-        },
+        "machine": machine("torch"),
+        "threads": torch.get_num_threads(),
         "backend": subject.backend,
         "figures": figures,
         "failures": failures,
     }
-    text = json.dumps(report, indent=2)
-    print(text)
-    if asked.json:
-        asked.json.parent.mkdir(parents=True, exist_ok=True)
-        asked.json.write_text(text + "\n")
+    print(json.dumps(report, indent=2))
+    write(report, asked.json)
     return len(failures) > 0
 
 

@@ -1,6 +1,6 @@
 """How long an exchange takes: all-gather of 64 bytes among processes on loopback.
 
-    python benchmarks/collective.py [--json FILE] [--runs 5] [--check]
+    python -m benchmarks.collective [--json FILE] [--runs 5] [--check]
 
 Every member is a process of its own. Back to back, a member enters the next exchange as soon as
 it has the last one's result; after idle, all sleep 10 ms in between. A run's figure is the p50
@@ -13,8 +13,6 @@ machine that is slower than they suppose even for bare sockets, of the ratio.
 
 import argparse
 import json
-import os
-import platform
 import secrets
 import socket
 import statistics
@@ -26,6 +24,7 @@ from pathlib import Path
 
 import msgspec
 
+from benchmarks.report import machine, write
 from drumline.collective.mesh import join
 from drumline.collective.rendezvous import connect
 from drumline.collective.settings import MeshSettings, Seat
@@ -124,7 +123,7 @@ def run(size: int) -> dict[str, float]:
     processes = []
     for index in range(size):
         seat = msgspec.json.encode(Seat(index, size, address, token)).decode()
-        command = [sys.executable, __file__, "--seat", seat]
+        command = [sys.executable, "-m", "benchmarks.collective", "--seat", seat]
         processes.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
     try:
         outputs = [process.communicate(timeout=120)[0] for process in processes]
@@ -135,22 +134,6 @@ def run(size: int) -> dict[str, float]:
         sys.exit(f"a member of {size} failed")
     figures = [json.loads(output) for output in outputs]
     return {name: max(figure[name] for figure in figures) for name in figures[0]}
-
-
-def machine() -> dict[str, object]:
-    """Name the machine that the figures are from."""
-    model = platform.processor()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        names = [line for line in cpuinfo.read_text().splitlines() if "model name" in line]
-        model = names[0].partition(":")[2].strip() if names else model
-    return {
-        "cpu": model,
-        "cores": len(os.sched_getaffinity(0)),
-        "load_1m": round(os.getloadavg()[0], 2),
-        "system": platform.platform(),
-        "python": platform.python_version(),
-    }
 
 
 def main() -> None:
@@ -196,9 +179,7 @@ def main() -> None:
             f"{medians['ratio']:5.2f}"
         )
     report["members"] = sizes
-    if arguments.json:
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        arguments.json.write_text(json.dumps(report, indent=2) + "\n")
+    write(report, arguments.json)
     if arguments.check and missed:
         sys.exit("a bar is missed")
 

@@ -1,6 +1,6 @@
 """Time of a forward through the data plane: decode steps and a prefill, without a scheduler.
 
-    python benchmarks/device.py [--json FILE] [--model MODEL] [--dtype auto] [--quantization auto]
+    python -m benchmarks.device [--json FILE] [--model MODEL] [--dtype auto] [--quantization auto]
         [--batch 1 16 64]
 
 Decode steps are queued one ahead, as the loop does, behind a context of 256 tokens;
@@ -11,8 +11,6 @@ price is the ratio of the two.
 
 import argparse
 import json
-import os
-import platform
 import statistics
 import sys
 import time
@@ -21,6 +19,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from benchmarks.report import machine, write
 from drumline.contract.cache import BlockMoves
 from drumline.contract.plan import Batch, Bound, Plan, TablePatch
 from drumline.contract.ports import Dispatch
@@ -123,13 +122,6 @@ def prefill_ms(plane, vocab, times):
     return statistics.median(took) * 1e3
 
 
-def processor():
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.is_file() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
-
-
 def measured(asked, *, deterministic):
     """Return a device as it was built, its decode steps by batch, and its prefill, in ms."""
     thread = ForwardThread()
@@ -171,13 +163,8 @@ def main():
     fixed, fixed_decode, fixed_prefill = measured(asked, deterministic=True)
     report = {
         "benchmark": "device",
-        "machine": {
-            "processor": processor(),
-            "cores": os.cpu_count(),
-            "threads": torch.get_num_threads(),
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-        },
+        "machine": machine("torch"),
+        "threads": torch.get_num_threads(),
         "model": built.specs.model.name,
         "dtype": built.specs.model.dtype,
         "backend": built.specs.backend,
@@ -194,11 +181,8 @@ def main():
             "prefill_price": round(fixed_prefill / prefill, 2),
         },
     }
-    text = json.dumps(report, indent=2)
-    print(text)
-    if asked.json:
-        asked.json.parent.mkdir(parents=True, exist_ok=True)
-        asked.json.write_text(text + "\n")
+    print(json.dumps(report, indent=2))
+    write(report, asked.json)
     return 0
 
 

@@ -1,6 +1,6 @@
 """What the lockstep digest costs a round, beyond the exchange that carries it.
 
-    python benchmarks/digest.py [--json FILE] [--check]
+    python -m benchmarks.digest [--json FILE] [--check]
 
 A steady decode round of B rows on the first member of a replica of two: plan and results are
 added, the round is closed, and the next exchange carries the digest and compares the
@@ -9,8 +9,6 @@ computes in such a round, the digest and the little else.
 """
 
 import argparse
-import json
-import platform
 import sys
 import time
 from collections.abc import Callable
@@ -18,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.report import machine, write
 from drumline.contract.plan import Batch, Plan, TablePatch
 from drumline.contract.result import ForwardResult
 from drumline.control.relay import Relay
@@ -88,9 +87,8 @@ def main() -> int:
     figures = {rows: digested(rows) for rows in SIZES}
     for rows, cost in figures.items():
         print(f"B = {rows:4}   {cost:5.2f} us a round")
-    if options.json:
-        machine = {"processor": platform.processor(), "python": platform.python_version()}
-        options.json.write_text(json.dumps({"machine": machine, "digest_us": figures}, indent=2))
+    report = {"benchmark": "digest", "machine": machine("xxhash"), "digest_us": figures}
+    write(report, options.json)
     return int(options.check and figures[BAR_ROWS] > BAR_US)
 
 

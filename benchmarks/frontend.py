@@ -1,6 +1,6 @@
 """What the HTTP side costs by itself, and whether it answers meanwhile: no model runs.
 
-    python benchmarks/frontend.py [--json FILE] [--streams 256] [--rate 10000] [--seconds 5]
+    python -m benchmarks.frontend [--json FILE] [--streams 256] [--rate 10000] [--seconds 5]
                                   [--api-server-count 1 ...] [--check]
 
 This process plays the engine and the clients. As the engine it sends, of `--streams` streamed
@@ -15,8 +15,6 @@ import argparse
 import asyncio
 import contextlib
 import json
-import os
-import platform
 import select
 import socket
 import statistics
@@ -30,10 +28,10 @@ import psutil
 import uvloop
 import zmq
 
+from benchmarks.report import machine, write
 from drumline.client.engine_client import EngineClient
 from drumline.core.config import Config, LogLevel, ModelConfig, ProcessConfig, ServerConfig
 from drumline.core.model_files import find_model
-from drumline.core.version import VERSION
 from drumline.frontend.serve import SWITCH_S, listen_for, url_of
 from drumline.frontend.service import Service
 from drumline.frontend.text.load import load_tokenizer
@@ -75,10 +73,7 @@ def main() -> int:
     rows = [_measured(options, count) for count in options.api_server_count]
     for row in rows:
         print("  ".join(f"{name} {value}" for name, value in row.items()))
-    if options.json is not None:
-        machine = f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores"
-        body = {"version": VERSION, "machine": machine, "python": platform.python_version()}
-        options.json.write_text(json.dumps(body | {"rows": rows}, indent=1))
+    write({"benchmark": "frontend", "machine": machine(), "rows": rows}, options.json)
     kept = all(
         row["cpu_us_per_event"] <= MOST_CPU_US
         and row["p99_ms"] <= MOST_P99_MS
@@ -342,7 +337,7 @@ def _rounds(clients: Clients, engine: Engine, every_s: float, seconds: float) ->
 
 @contextlib.contextmanager
 def _server(workers: int) -> Iterator[tuple[psutil.Process, Engine, str]]:
-    command = [sys.executable, __file__, "--serve", str(workers)]
+    command = [sys.executable, "-m", "benchmarks.frontend", "--serve", str(workers)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as api:
         assert api.stdout is not None
         assert api.stdin is not None

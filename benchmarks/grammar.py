@@ -1,6 +1,6 @@
 """What holding answers to grammars costs, on the embedded model's vocabulary.
 
-    python benchmarks/grammar.py [--json FILE] [--backend xgrammar] [--rows 1 16 64]
+    python -m benchmarks.grammar [--json FILE] [--backend xgrammar] [--rows 1 16 64]
 
 `fill` is filling one row's mask and `accept` taking its token, µs of CPU, along answers
 that fit. `held` is what a draw of a batch whose rows are all held to a grammar costs more
@@ -14,8 +14,6 @@ processor was free, which says more of the machine than of the engine.
 import argparse
 import contextlib
 import json
-import os
-import platform
 import statistics
 import sys
 import threading
@@ -24,9 +22,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from device import CONTEXT, Feeder
-from round import Bench
 
+from benchmarks.device import CONTEXT, Feeder
+from benchmarks.report import machine, write
+from benchmarks.round import Bench
 from drumline.contract.grammar import Attachment, Compiling, GrammarKey, GrammarKind
 from drumline.contract.request import Admission, Sampling
 from drumline.core.clock import SystemClock
@@ -320,16 +319,6 @@ def compared(quiet, busy):
     return found
 
 
-def machine():
-    return {
-        "machine": platform.machine(),
-        "system": platform.platform(),
-        "cpus": os.cpu_count(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-    }
-
-
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path, help="write the figures here too")
@@ -339,7 +328,7 @@ def main(argv=None):
     options = parser.parse_args(argv)
     torch.set_num_threads(1)
     bed = Bed(options.backend)
-    report = {"benchmark": "grammar", "backend": options.backend, **machine()}
+    report = {"benchmark": "grammar", "backend": options.backend, "machine": machine("torch")}
     report["fill_us"], report["accept_us"] = {}, {}
     print(f"{options.backend}: µs of CPU, median, mean and 99th percentile")
     for name, (kind, source, values) in CASES.items():
@@ -364,9 +353,7 @@ def main(argv=None):
             print(f"  {rows:4} {way}: {free:.3f} {held:.3f} {held - free:+.3f}", flush=True)
     report["delay"] = delays(options.backend, bed.vocabulary, not options.no_forwards)
     print("ms of a round while nothing and while something compiles:", report["delay"])
-    if options.json:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n")
+    write(report, options.json)
     return report
 
 

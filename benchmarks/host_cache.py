@@ -1,6 +1,6 @@
 """Copies between the KV pool and host memory: bandwidth, a load against computing again, rounds.
 
-    python benchmarks/host_cache.py [--json FILE] [--model MODEL] [--rounds 9] [--threads N]
+    python -m benchmarks.host_cache [--json FILE] [--model MODEL] [--rounds 9] [--threads N]
 
 `copy` is the yardstick: one plain copy of as many bytes between two contiguous places of
 the same two pools, by as many threads. `store` and `load` move the same bytes as blocks, the
@@ -17,10 +17,7 @@ of an engine with host tiers beside one without.
 """
 
 import argparse
-import json
 import math
-import os
-import platform
 import statistics
 import sys
 import time
@@ -29,6 +26,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from benchmarks.report import machine, write
 from drumline.contract.cache import BlockMoves, LoadBack, WriteBack
 from drumline.contract.plan import Batch, Bound, Plan, TablePatch
 from drumline.contract.ports import Dispatch
@@ -244,13 +242,8 @@ def main():
     torch.set_num_threads(asked.threads)
     report = {
         "benchmark": "host_cache",
-        "machine": {
-            "cores": os.cpu_count(),
-            "threads": asked.threads,
-            "load": round(os.getloadavg()[0], 2),
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-        },
+        "machine": machine("torch"),
+        "threads": asked.threads,
         "copies": {},
     }
     ways = [f"{way} {kind}" for kind in ("neighbours", "scattered") for way in ("store", "load")]
@@ -283,9 +276,7 @@ def main():
         f"{back['model']} in {back['dtype']}: {PREFIX} tokens load in {back['load_ms']} ms and "
         f"are computed in {back['prefill_ms']} ms, {back['times_quicker']} times as long"
     )
-    if asked.json:
-        asked.json.parent.mkdir(parents=True, exist_ok=True)
-        asked.json.write_text(json.dumps(report, indent=2) + "\n")
+    write(report, asked.json)
     return 0
 
 

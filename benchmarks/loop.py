@@ -1,6 +1,6 @@
 """What the loop around a step costs and gains: a whole rank on the model, without a server.
 
-    python benchmarks/loop.py [--json FILE] [--model MODEL] [--batch 1 16] [--steps 100]
+    python -m benchmarks.loop [--json FILE] [--model MODEL] [--batch 1 16] [--steps 100]
 
 Decoding by batch, with a forward planned while the one before it runs (overlap) and without:
 tokens a second, both in turn, and the control thread's part of a round's time. Then what a prompt
@@ -11,9 +11,6 @@ than 5 % of a round at batch 16.
 """
 
 import argparse
-import json
-import os
-import platform
 import statistics
 import sys
 import time
@@ -23,6 +20,7 @@ import numpy as np
 import torch
 from msgspec.structs import replace
 
+from benchmarks.report import machine, write
 from drumline.collective.solo import SoloGroup
 from drumline.contract.messages import Submitted
 from drumline.contract.request import GenerateRequest, Sampling
@@ -204,18 +202,11 @@ def main():
         print(f"the control thread takes more than {MOST_SHARE:.0%} of a round", file=sys.stderr)
     report = {
         "benchmark": "loop",
-        "machine": {
-            "system": platform.platform(),
-            "cores": os.cpu_count(),
-            "load": os.getloadavg()[0],
-            "torch": torch.__version__,
-            "backend": built.specs.backend,
-        },
+        "machine": machine("torch"),
+        "backend": built.specs.backend,
         "figures": figures,
     }
-    if asked.json:
-        asked.json.parent.mkdir(parents=True, exist_ok=True)
-        asked.json.write_text(json.dumps(report, indent=2) + "\n")
+    write(report, asked.json)
     return not kept
 
 

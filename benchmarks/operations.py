@@ -1,6 +1,6 @@
 """What operations on a running server take: a load of weights, sleep and wake, a pause.
 
-    python benchmarks/operations.py [--json FILE] [--repeat 5] [--model MODEL]
+    python -m benchmarks.operations [--json FILE] [--repeat 5] [--model MODEL]
 
 A server of the embedded model is loaded anew from its own file, put to sleep and woken, and
 paused while a request runs. Of a load both the time and the processors' time of server and
@@ -12,11 +12,7 @@ simulated (`tests/sim/test_memory_release.py`); here is what a client sees of it
 """
 
 import argparse
-import json
-import os
-import platform
 import statistics
-import subprocess
 import sys
 import threading
 import time
@@ -25,10 +21,10 @@ from pathlib import Path
 import httpx
 import psutil
 
+from benchmarks.programs import Server, served
+from benchmarks.report import machine, write
 from drumline.core.model_files import find_model
-from drumline.core.version import VERSION
 
-READY = "drumline serve ready on "
 LOAD_S, FROZEN_SHARE = 3.0, 0.03
 WATCHED_S = 10.0
 
@@ -78,17 +74,17 @@ def frozen_share(http: httpx.Client, rank: psutil.Process) -> float:
     return share
 
 
-def measured(url: str, server: psutil.Process, options: argparse.Namespace) -> dict[str, object]:
+def measured(server: Server, options: argparse.Namespace) -> dict[str, object]:
     path = str(find_model(options.model).path)
-    with httpx.Client(base_url=url, timeout=600) as http:
-        (rank,) = server.children()
-        tree = [server, rank]
+    with httpx.Client(base_url=server.url, timeout=600) as http:
+        tree = server.tree
+        (rank,) = tree[1:]
         rows: dict[str, list[dict[str, float]]] = {"load": [], "sleep": [], "wake": []}
         for _ in range(options.repeat):
             rows["load"].append(timed(http, tree, "/update_weights_from_disk", model_path=path))
             rows["sleep"].append(timed(http, tree, "/sleep"))
             rows["wake"].append(timed(http, tree, "/wake_up"))
-        pauses = [paused_s(http, url) for _ in range(options.repeat)]
+        pauses = [paused_s(http, server.url) for _ in range(options.repeat)]
         share = frozen_share(http, rank)
     report: dict[str, object] = {}
     for name, each in rows.items():
@@ -118,31 +114,14 @@ def main() -> int:
     parser.add_argument("--model", help="the embedded one by default")
     parser.add_argument("--busy", action="store_true", help="others use this machine as well")
     options = parser.parse_args()
-    command = [sys.executable, "-m", "drumline", "serve", "--port", "0", "--log-level", "warning"]
-    command += [options.model] if options.model else []
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            ready = next(line for line in process.stdout if line.startswith(READY))
-            url = ready.removeprefix(READY).strip()
-            report = measured(url, psutil.Process(process.pid), options)
-        finally:
-            process.terminate()
+    with served([options.model] if options.model else []) as server:
+        report = measured(server, options)
     for name, value in report.items():
         print(f"{name:>24}  {value}")
     wrong = beyond(report, busy=options.busy)
     print("\n".join(wrong) or "all as promised")
-    about = {
-        "benchmark": "operations",
-        "machine": platform.machine(),
-        "system": platform.platform(),
-        "cpus": os.cpu_count(),
-        "python": platform.python_version(),
-        "drumline": VERSION,
-    }
-    if options.json:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(about | report | {"beyond": wrong}, indent=2) + "\n")
+    about = {"benchmark": "operations", "machine": machine()}
+    write(about | report | {"beyond": wrong}, options.json)
     return bool(wrong)
 
 

@@ -1,7 +1,7 @@
 """CPU time of a round: the whole control plane and the scheduler, without a model.
 
-    python benchmarks/round.py [--json FILE] [--batch 1 16 64 256 1024] [--rounds 600]
-    python benchmarks/round.py --soak 1000000
+    python -m benchmarks.round [--json FILE] [--batch 1 16 64 256 1024] [--rounds 600]
+    python -m benchmarks.round --soak 1000000
 
 The data plane is a counter, whose own time is measured and taken off. A round is the
 control thread's CPU time for one pass of the loop. `steady` is decoding with nothing
@@ -14,9 +14,7 @@ reports memory.
 
 import argparse
 import gc
-import json
 import os
-import platform
 import random
 import resource
 import sys
@@ -24,9 +22,9 @@ import time
 from collections import deque
 from pathlib import Path
 
-import msgspec
 import numpy as np
 
+from benchmarks.report import machine, write
 from drumline.collective.solo import SoloGroup
 from drumline.contract.messages import Submitted
 from drumline.contract.request import GenerateRequest
@@ -318,17 +316,6 @@ def rss_mib():
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
-def machine():
-    return {
-        "machine": platform.machine(),
-        "system": platform.platform(),
-        "cpus": os.cpu_count(),
-        "python": platform.python_version(),
-        "numpy": np.__version__,
-        "msgspec": msgspec.__version__,
-    }
-
-
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path, help="write the figures here too")
@@ -336,7 +323,11 @@ def main(argv=None):
     parser.add_argument("--rounds", type=int, default=600)
     parser.add_argument("--soak", type=int, default=0, help="rounds of churn, for memory")
     options = parser.parse_args(argv)
-    report = {"benchmark": "round", "unit": "µs of CPU per round", **machine()}
+    report = {
+        "benchmark": "round",
+        "unit": "µs of CPU per round",
+        "machine": machine("numpy", "msgspec"),
+    }
     if options.soak:
         report["soak"] = soak(options.soak)
         print(f"memory grew by {report['soak']['growth_mib']} MiB after the first tenth")
@@ -349,9 +340,7 @@ def main(argv=None):
             report["results"].append(row)
             cells = (f"{row[name]['median']} ({row[name]['best']})" for name in FIGURES)
             print(f"{size:>6}" + "".join(f"{cell:>16}" for cell in cells), flush=True)
-    if options.json:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n")
+    write(report, options.json)
     return report
 
 

@@ -1,10 +1,10 @@
 """`make bench`: run the benchmarks, print their tables, write their figures.
 
-    python benchmarks/run.py [NAME …]
+    python -m benchmarks.run [NAME …]
 
-Every other script of this folder is a benchmark that takes `--json FILE`; each runs in a
-process of its own, and its figures go to `benchmarks/results/NAME.json`, the machine
-among them.
+Every other module of this folder is a benchmark that takes `--json FILE`, but those in SHARED.
+Each runs in a process of its own, and its figures go to `benchmarks/results/NAME.json`, the
+machine among them.
 """
 
 import argparse
@@ -15,7 +15,8 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
-NAMES = sorted(path.stem for path in HERE.glob("*.py") if path.stem != "run")
+SHARED = {"__init__", "programs", "report", "run"}
+NAMES = sorted(path.stem for path in HERE.glob("*.py") if path.stem not in SHARED)
 
 
 def main() -> int:
@@ -31,7 +32,7 @@ def main() -> int:
         print(f"== {name}", flush=True)
         began = time.perf_counter()
         file = RESULTS / f"{name}.json"
-        status = subprocess.call([sys.executable, HERE / f"{name}.py", "--json", file])
+        status = subprocess.call([sys.executable, "-m", f"benchmarks.{name}", "--json", file])
         if status:
             failed.append(name)
         print(f"   {time.perf_counter() - began:.0f} s, {file}\n", flush=True)

@@ -1,6 +1,6 @@
 """Time of drawing a batch's tokens: PyTorch beside kernels, by way of drawing.
 
-    python benchmarks/sampling.py [--json FILE] [--batch 1 16 64] [--vocab 49152 151936]
+    python -m benchmarks.sampling [--json FILE] [--batch 1 16 64] [--vocab 49152 151936]
 
 Both draw from the same logits in turn, `--rounds` times; figures are medians of the forward
 thread's processor time, its kernels' threads included, in ms a step, everything around the draw
@@ -9,9 +9,6 @@ is thousands of tokens (`flat`).
 """
 
 import argparse
-import json
-import os
-import platform
 import statistics
 import sys
 import time
@@ -20,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from benchmarks.report import machine, write
 from drumline.contract.ports import LogprobPlan
 from drumline.contract.request import Admission, Sampling
 from drumline.device.kernels.native import Machine, find_kernels
@@ -101,13 +99,13 @@ def main():
     found = find_kernels(tried)
     if found.kernels is None:
         raise SystemExit(f"there are no kernels here: {found.why_none}")
-    machine = Machine(found.kernels, torch.get_num_threads())
+    threads = Machine(found.kernels, torch.get_num_threads())
     figures = []
     print(f"{'way':<20}{'vocab':>8}{'batch':>7}{'torch ms':>11}{'kernels ms':>12}{'times':>8}")
     for vocab in asked.vocab:
         for way in WAYS:
             for rows in asked.batch:
-                row = measured(machine, way, rows, vocab, asked.rounds)
+                row = measured(threads, way, rows, vocab, asked.rounds)
                 figures.append(row)
                 print(
                     f"{way:<20}{vocab:>8}{rows:>7}{row['torch']:>11}{row['kernels']:>12}"
@@ -117,19 +115,12 @@ def main():
     report = {
         "benchmark": "sampling",
         "unit": "ms of processor time a step",
-        "machine": {
-            "processor": platform.processor(),
-            "cores": os.cpu_count(),
-            "threads": machine.threads,
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "kernels": found.kernels.name,
-        },
+        "machine": machine("torch"),
+        "threads": threads.threads,
+        "kernels": found.kernels.name,
         "figures": figures,
     }
-    if asked.json:
-        asked.json.parent.mkdir(parents=True, exist_ok=True)
-        asked.json.write_text(json.dumps(report, indent=2) + "\n")
+    write(report, asked.json)
     return 0
 
 

@@ -1,7 +1,7 @@
 """What a scheduler round costs, in CPU microseconds of the thread that plans.
 
-    python benchmarks/scheduler.py [--quick] [--json FILE]
-    python benchmarks/scheduler.py --flat-memory ROUNDS
+    python -m benchmarks.scheduler [--quick] [--json FILE]
+    python -m benchmarks.scheduler --flat-memory ROUNDS
 
 Every figure is a median of `time.thread_time_ns` over the rounds measured, unless its
 column says p99. Where the published C++ scheduler (`tokenspeed-scheduler`, CPython 3.11)
@@ -14,16 +14,16 @@ by what it took there. The peer is the C++ scheduler, of hashing a bare loop ove
 
 import argparse
 import gc
-import json
 import os
-import platform
 import statistics
 import time
 from collections.abc import Callable
 from hashlib import sha256
+from pathlib import Path
 
 import numpy as np
 
+from benchmarks.report import machine, write
 from drumline.contract.specs import AttentionKind, CacheGroup
 from drumline.core.hashing import page_digests
 from drumline.scheduler.config import SchedulerConfig
@@ -563,7 +563,7 @@ def _text(value: object) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="fewer rounds")
-    parser.add_argument("--json", metavar="FILE", help="also write the figures there")
+    parser.add_argument("--json", type=Path, help="also write the figures there")
     parser.add_argument(
         "--flat-memory", metavar="ROUNDS", type=int, help="only watch memory under churn"
     )
@@ -591,10 +591,8 @@ def main() -> None:
                 slower[size] = peer / PEER_THERE[title][size]
             judge(title, line, slower)
         show(f"{title} (CPU us)", figures[title])
-    if args.json:
-        record = {"machine": platform.processor() or platform.machine(), "figures": figures}
-        with open(args.json, "w", encoding="utf-8") as file:
-            json.dump(record, file, indent=1)
+    report = {"benchmark": "scheduler", "machine": machine("numpy"), "figures": figures}
+    write(report, args.json)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What a client sees: time to the first token, between tokens, and tokens a second.
 
-    python benchmarks/serve.py [--json FILE] [--streams 1 16 64] [--prompt 64] [--tokens 32]
+    python -m benchmarks.serve [--json FILE] [--streams 1 16 64] [--prompt 64] [--tokens 32]
                                [--model MODEL] [--ways offline http]
 
 `offline` is `AsyncLLM` in this process, `http` the server in another one with streamed
@@ -13,22 +13,17 @@ several tokens; the gap is that between chunks.
 import argparse
 import asyncio
 import json
-import os
-import platform
 import random
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
 
+from benchmarks.programs import served
+from benchmarks.report import machine, write
 from drumline import AsyncLLM, SamplingParams
-from drumline.core.version import VERSION
-
-READY = "drumline serve ready on "
 
 
 class Measured:
@@ -107,14 +102,8 @@ async def _offline(options) -> list[dict[str, float]]:
 
 
 def http(options) -> list[dict[str, float]]:
-    command = [sys.executable, "-m", "drumline", "serve", "--port", "0", "--log-level", "warning"]
-    command += [options.model] if options.model else []
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
-        try:
-            ready = next(line for line in server.stdout if line.startswith(READY))
-            return asyncio.run(_http(options, ready.removeprefix(READY).strip()))
-        finally:
-            server.terminate()
+    with served([options.model] if options.model else []) as server:
+        return asyncio.run(_http(options, server.url))
 
 
 async def _http(options, url: str) -> list[dict[str, float]]:
@@ -146,16 +135,6 @@ def show(row: dict[str, float]) -> None:
     print("".join(f"{value:>14}" for value in row.values()), flush=True)
 
 
-def machine() -> dict[str, object]:
-    return {
-        "machine": platform.machine(),
-        "system": platform.platform(),
-        "cpus": os.cpu_count(),
-        "python": platform.python_version(),
-        "drumline": VERSION,
-    }
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path, help="write the figures here too")
@@ -169,16 +148,14 @@ def main() -> None:
         "benchmark": "serve",
         "prompt_tokens": options.prompt,
         "answer_tokens": options.tokens,
-        **machine(),
+        "machine": machine(),
     }
     for way in options.ways:
         titles = ("streams", "ttft p50 ms", "ttft p95 ms", "itl p50 ms", "itl p95 ms")
         print(f"{way}: prompts of {options.prompt} tokens, answers of {options.tokens}")
         print("".join(f"{title:>14}" for title in (*titles, "tokens", "tokens/s")), flush=True)
         report[way] = WAYS[way](options)
-    if options.json:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(report, indent=2) + "\n")
+    write(report, options.json)
 
 
 WAYS = {"offline": offline, "http": http}

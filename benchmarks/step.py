@@ -1,6 +1,6 @@
 """Time of a model's forward by how it is computed: weights as stored, or floats of some type.
 
-    python benchmarks/step.py [--json FILE] [--model MODEL] [--batch 1 16 64] [--context 256]
+    python -m benchmarks.step [--json FILE] [--model MODEL] [--batch 1 16 64] [--context 256]
         [--threads N] [--ways stored float32 bfloat16 "torch float32" "torch bfloat16"]
 
 All are built in one process and measured in turn, `--rounds` times, so that they meet the same
@@ -12,8 +12,6 @@ layers by torch, one by one, and attention by the kernels. The sampler is not in
 
 import argparse
 import json
-import os
-import platform
 import statistics
 import sys
 import time
@@ -23,6 +21,7 @@ import numpy as np
 import torch
 from msgspec import structs
 
+from benchmarks.report import machine, write
 from drumline.core.config import Dtype, ModelConfig, Quantization
 from drumline.core.model_files import find_model
 from drumline.device.attention import AttentionBatch
@@ -102,13 +101,6 @@ class Side:
         return (time.perf_counter() - wall) * 1e3, (time.process_time() - cpu) * 1e3
 
 
-def processor():
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.is_file() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
-
-
 def main():
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     arguments.add_argument("--json", type=Path)
@@ -143,24 +135,16 @@ def main():
     }
     report = {
         "benchmark": "step",
-        "machine": {
-            "processor": processor(),
-            "cores": os.cpu_count(),
-            "threads": torch.get_num_threads(),
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-        },
+        "machine": machine("torch"),
+        "threads": torch.get_num_threads(),
         "model": asked.model or "embedded",
         "backends": {way: side.backend for way, side in sides.items()},
         "load_ms": {way: round(side.load_ms) for way, side in sides.items()},
         "context": asked.context,
         "figures": figures,
     }
-    text = json.dumps(report, indent=2)
-    print(text)
-    if asked.json:
-        asked.json.parent.mkdir(parents=True, exist_ok=True)
-        asked.json.write_text(text + "\n")
+    print(json.dumps(report, indent=2))
+    write(report, asked.json)
     return 0
 
 

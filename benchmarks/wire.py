@@ -1,6 +1,6 @@
 """CPU time of the frontend wire: a batch's encoding and decoding, and the client's streams.
 
-    python benchmarks/wire.py [--json FILE] [--rows 1 16 64 256 1024] [--batches 200]
+    python -m benchmarks.wire [--json FILE] [--rows 1 16 64 256 1024] [--batches 200]
 
 A batch has one token a row. `encode` starts at a round's columns and `decode` ends at
 a batch of the wire; `cut` is the client's part that hands the rows to their streams,
@@ -13,17 +13,14 @@ digests included.
 
 import argparse
 import asyncio
-import json
-import os
-import platform
 import sys
 import threading
 import time
 from pathlib import Path
 
-import msgspec
 import zmq
 
+from benchmarks.report import machine, write
 from drumline.client.engine_client import EngineClient
 from drumline.contract.outputs import Load, OutputColumns
 from drumline.control.transport.intake import submitted
@@ -186,17 +183,6 @@ def measure(rows, batches):
     }
 
 
-def machine():
-    return {
-        "machine": platform.machine(),
-        "system": platform.platform(),
-        "cpus": os.cpu_count(),
-        "python": platform.python_version(),
-        "msgspec": msgspec.__version__,
-        "zmq": zmq.zmq_version(),
-    }
-
-
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path, help="write the figures here too")
@@ -208,7 +194,7 @@ def main(argv=None):
     report = {
         "benchmark": "wire",
         "unit": "µs of CPU: per batch, per event (one token of one stream), per request",
-        **machine(),
+        "machine": machine("msgspec", "pyzmq"),
         "intake_us": round(intake_us, 1),
         "results": [],
     }
@@ -222,9 +208,7 @@ def main(argv=None):
             flush=True,
         )
     print(f"a request of {PROMPT} tokens arriving: {report['intake_us']} µs")
-    if options.json:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n")
+    write(report, options.json)
     return 0
 
 

@@ -20,6 +20,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from benchmarks.peers import contest, own
 from benchmarks.peers.bars import CONTESTS, Contest
 from benchmarks.peers.drumline import Drumline
@@ -30,8 +32,7 @@ from benchmarks.peers.place import Place, default_home
 from benchmarks.peers.report import Row, as_json, table
 from benchmarks.peers.vllm import Vllm
 from benchmarks.peers.work import WORKS, Sizes
-from msgspec.structs import replace
-
+from benchmarks.report import machine
 from drumline.core.version import VERSION
 
 PEERS: dict[str, Callable[[Place], Peer]] = {
@@ -54,7 +55,7 @@ def main() -> int:
     runs = options.runs or (3 if options.quick else 5)
     report: dict[str, object] = {
         "benchmark": "peers",
-        "machine": _machine(),
+        "machine": machine(),
         "date": time.strftime("%Y-%m-%d"),
         "threads": place.threads,
         "runs": runs,
@@ -131,19 +132,6 @@ def _own(place: Place, runs: int, sizes: Sizes) -> tuple[list[Row], bool]:
             say(f"  {error}")
             whole = False
     return rows, whole
-
-
-def _machine() -> dict[str, object]:
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.is_file() else []
-    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return {
-        "processor": (models or [platform.processor()])[0],
-        "cores": len(os.sched_getaffinity(0)),
-        "system": platform.platform(),
-        # What else ran when this began: with others beside, only ratios mean anything.
-        "load": os.getloadavg(),
-    }
 
 
 def _only(contest_: Contest, works: Sequence[str]) -> Contest:

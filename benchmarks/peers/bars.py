@@ -1,7 +1,8 @@
 """What is compared with what, and the ratio that drumline is to reach."""
 
-from benchmarks.peers.engine import Side
 from msgspec import Struct
+
+from benchmarks.peers.engine import Side
 
 
 class Bar(Struct, frozen=True):

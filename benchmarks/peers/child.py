@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import psutil
+
 from benchmarks.peers.engine import PeerFailed
 
 _STOP_S = 20.0

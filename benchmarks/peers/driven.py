@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
+from msgspec import Struct
+
 from benchmarks.peers.child import Child
 from benchmarks.peers.engine import Answer, PeerFailed
 from benchmarks.peers.work import Work
-from msgspec import Struct
 
 DRIVERS = Path(__file__).parent / "drivers"
 _START_S = 600.0

@@ -7,7 +7,6 @@ from benchmarks.peers.driven import DRIVERS, Driven
 from benchmarks.peers.engine import Engine, PeerFailed, Side
 from benchmarks.peers.place import Place
 from benchmarks.peers.served import Served, openai_dialect
-
 from drumline.core.version import VERSION
 
 _OPTIONS = {

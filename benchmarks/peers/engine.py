@@ -2,8 +2,9 @@
 
 from typing import Protocol
 
-from benchmarks.peers.work import Work
 from msgspec import Struct
+
+from benchmarks.peers.work import Work
 
 
 class PeerFailed(Exception):  # noqa: N818 - a fact about a peer, told by name and reason

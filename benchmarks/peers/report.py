@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.peers.bars import Bar
 from msgspec import Struct
+
+from benchmarks.peers.bars import Bar
 
 
 class Row(Struct, frozen=True, kw_only=True):

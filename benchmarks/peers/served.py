@@ -12,10 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
+from msgspec import Struct
+
 from benchmarks.peers.child import Child
 from benchmarks.peers.engine import Answer, PeerFailed
 from benchmarks.peers.work import Work
-from msgspec import Struct
 
 _START_S = 600.0
 _WORK_S = 600.0
