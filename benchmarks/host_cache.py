@@ -79,7 +79,7 @@ class Copies:
             part.numbers.fill_(1)
         self.store([BlockMoves(0, every, every)])
         # Null block included, the pool's memory as it lies.
-        device = torch.from_numpy(self.kv.bytes.reshape(-1))
+        device = self.kv.bytes.view(-1)
         self.flat = device, torch.from_numpy(self.cache._host._blocks.reshape(-1))
         self.random = np.random.default_rng(0)
 

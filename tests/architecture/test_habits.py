@@ -139,24 +139,47 @@ def test_the_forward_waits_for_the_device_at_known_places_only():
         if isinstance(call.func, ast.Attribute) and call.func.attr in HOST_READS
     }
     assert places == {
-        # Where a forward's results become host values.
-        "device/executor.py:Executor.run",
+        # Host memory that waits for nothing: pinned, or where its tensors are on the host.
+        "device/staging.py:all_on_device",
+        "device/staging.py:Download.wait",
+        # What is on the host by then, or always was, as plain values.
         "device/executor.py:Executor._pooled",
-        "device/sampling/logprobs.py:_looked_at",
-        "device/sampling/logprobs.py:_looked_at_by_kernels",
-        # Processors read what their requests said.
+        "device/executor.py:_Pooling.told",
+        "device/sampling/logprobs.py:Looked.told",
         "device/sampling/edits.py:Edits.remember",
-        # Matchers take the tokens of the forward that drew them.
         "device/sampling/constraints.py:advance",
-        # Which rows must be sorted whole.
+        # Which rows must be sorted whole, on a CPU.
         "device/sampling/draw.py:_draw_narrowed",
         # An operator who looks at a weight waits for it.
         "device/serving_weights.py:ServingWeights.rows",
         # Before a library of kernels is trusted.
         "device/kernels/trial.py:_draws_hold",
-        # Made once: the pools' memory as bytes, for threads that copy.
+        # The pools' memory as bytes, for threads that copy beside a CPU.
         "device/host_cache.py:HostPool.__init__",
-        "device/kv.py:KvPool.__init__",
+        "device/host_cache.py:HostPool.stores",
+        "device/host_cache.py:HostPool.loads",
+    }
+
+
+def test_values_of_the_device_are_waited_for_at_known_places_only():
+    places = {
+        f"{name}:{scope}"
+        for name in TREES
+        if name.startswith("device/")
+        for scope, call in calls(name)
+        if isinstance(call.func, ast.Attribute)
+        and ("Download(" in ast.unparse(call.func) or "download" in ast.unparse(call.func))
+        and call.func.attr == "wait"
+    }
+    assert places == {
+        # Where a forward's results become host values, on a thread that waits for them.
+        "device/landing.py:Landing.land",
+        # Processors read what their requests said.
+        "device/sampling/edits.py:Edits.remember",
+        # Matchers take the tokens of the forward that drew them.
+        "device/sampling/constraints.py:advance",
+        # For whoever samples without a forward.
+        "device/sampling/sampler.py:Sampled.logprobs",
     }
 
 

@@ -4,7 +4,7 @@ It knows tokens' positions and the blocks they lie in; it does not know requests
 plans or which model asks.
 
 Back ends implement `Attention`; `TorchAttention` is the reference, in plain
-PyTorch for any CPU and float type.
+PyTorch for any device and float type.
 """
 
 from typing import Protocol
@@ -17,6 +17,9 @@ from torch.nn import functional
 from drumline.contract.arrays import IntArray
 from drumline.device.history import ReadTokens
 from drumline.device.kv import BlockShape, BlockTable, KvPool
+from drumline.device.staging import all_on_device
+
+_CPU = torch.device("cpu")
 
 
 class AttentionBatch:
@@ -31,6 +34,9 @@ class AttentionBatch:
         "_decodes",
         "_page",
         "blocks",
+        "counts",
+        "device",
+        "held",
         "history",
         "lengths",
         "positions",
@@ -46,6 +52,7 @@ class AttentionBatch:
         lengths: IntArray,
         prefixes: IntArray,
         shape: BlockShape,
+        device: torch.device = _CPU,
     ) -> None:
         page = shape.tokens
         starts = np.cumsum(lengths) - lengths
@@ -58,13 +65,17 @@ class AttentionBatch:
         self.lengths = lengths
         self.prefixes = prefixes
         self.starts = starts
-        self.positions = torch.from_numpy(positions)
-        self.slots = torch.from_numpy(held * shape.rows + positions % page)
-        counts = -(-(prefixes + lengths) // page)
+        self.device = device
+        self.counts = -(-(prefixes + lengths) // page)
+        """How many blocks each row has read or written once the forward is done."""
         # What a row does not own it must not read: stale entries become the null block.
-        blocks = table.gather(rows, int(counts.max())).astype(np.int64)
-        blocks[np.arange(blocks.shape[1]) >= counts[:, None]] = 0
-        self.blocks = torch.from_numpy(blocks)
+        blocks = table.gather(rows, int(self.counts.max())).astype(np.int64)
+        blocks[np.arange(blocks.shape[1]) >= self.counts[:, None]] = 0
+        self.held = blocks
+        """The blocks of each row, null ones behind them, `[rows, blocks]`, on the host."""
+        self.positions, self.slots, self.blocks = all_on_device(
+            device, positions, held * shape.rows + positions % page, blocks
+        )
         self._page = page
         self._decodes: list[_DecodeGroup] | None = None
 
@@ -72,9 +83,7 @@ class AttentionBatch:
     def decodes(self) -> "list[_DecodeGroup]":
         """The rows of one token each, in groups of like context."""
         if self._decodes is None:
-            self._decodes = _decode_groups(
-                self.lengths, self.prefixes, self.starts, self.blocks, self._page
-            )
+            self._decodes = _decode_groups(self, self._page)
         return self._decodes
 
 
@@ -95,35 +104,37 @@ class _DecodeGroup:
         found = self.masks.get(window)
         if found is None:
             query = self.positions.unsqueeze(1)
-            found = additive_mask(query, torch.arange(self.width), window, dtype)
+            places = torch.arange(self.width, device=query.device)
+            found = additive_mask(query, places, window, dtype)
             self.masks[window] = found = found.view(len(self.tokens), 1, 1, self.width)
         return found
 
 
 _GATHERED_TOKENS = 4096
 """Tokens of context gathered at once: what is copied should still be cached when it is read."""
+_GATHERED_TOKENS_ON_DEVICE = 32768
+"""As many where a group costs launches instead, and what is gathered only memory."""
 
 
-def _decode_groups(
-    lengths: IntArray, prefixes: IntArray, starts: IntArray, blocks: Tensor, page: int
-) -> list[_DecodeGroup]:
-    rows = np.flatnonzero(lengths == 1)
+def _decode_groups(batch: AttentionBatch, page: int) -> list[_DecodeGroup]:
+    prefixes = batch.prefixes
+    rows = np.flatnonzero(batch.lengths == 1)
     rows = rows[np.argsort(prefixes[rows], kind="stable")]
+    most = _GATHERED_TOKENS if batch.device.type == "cpu" else _GATHERED_TOKENS_ON_DEVICE
     groups = []
     end = len(rows)
     while end > 0:
         # Longest first, so that a group's width is known from its first member.
         columns = int(prefixes[rows[end - 1]]) // page + 1
-        start = max(0, end - max(1, _GATHERED_TOKENS // (columns * page)))
+        start = max(0, end - max(1, most // (columns * page)))
         members = rows[start:end]
-        groups.append(
-            _DecodeGroup(
-                torch.from_numpy(starts[members].astype(np.int64)),
-                torch.from_numpy(prefixes[members].astype(np.int64)),
-                blocks[torch.from_numpy(members), :columns],
-                page,
-            )
+        tokens, positions, held = all_on_device(
+            batch.device,
+            batch.starts[members].astype(np.int64),
+            prefixes[members].astype(np.int64),
+            batch.held[members, :columns],
         )
+        groups.append(_DecodeGroup(tokens, positions, held, page))
         end = start
     return groups
 
@@ -133,7 +144,8 @@ def additive_mask(query: Tensor, key: Tensor, window: int | None, dtype: torch.d
     hidden = key > query
     if window is not None:
         hidden |= key <= query - window
-    return torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, -torch.inf)
+    mask = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
+    return mask.masked_fill_(hidden, -torch.inf)
 
 
 class LayerFence(Protocol):
@@ -245,8 +257,9 @@ def _extend(
         end = min(length, start + step)
         seen = prefix + end
         first = 0 if window is None else max(0, prefix + start - window + 1)
-        position = torch.arange(prefix + start, seen).unsqueeze(1)
-        mask = additive_mask(position, torch.arange(first, seen), window, query.dtype)
+        position = torch.arange(prefix + start, seen, device=query.device).unsqueeze(1)
+        read = torch.arange(first, seen, device=query.device)
+        mask = additive_mask(position, read, window, query.dtype)
         attended = functional.scaled_dot_product_attention(
             queries[:, :, start:end],
             keys[:, :, first:seen],

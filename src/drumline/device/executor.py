@@ -7,8 +7,12 @@ states, nor when a forward runs.
 Thread: forward thread only.
 """
 
+from collections.abc import Iterator, Sequence
+
 import numpy as np
 import torch
+from msgspec import Struct
+from numpy.typing import NDArray
 from torch import Tensor
 
 from drumline.contract.arrays import NO_INTS, IntArray
@@ -20,10 +24,25 @@ from drumline.core.errors import InvariantError
 from drumline.device.attention import Attention, AttentionBatch, LayerFence
 from drumline.device.history import TokenHistory
 from drumline.device.kv import BlockShape, BlockTable
+from drumline.device.landing import Landing
 from drumline.device.models.decoder import Decoder
 from drumline.device.parallel import Passage
-from drumline.device.sampling.logprobs import span_of
-from drumline.device.sampling.sampler import Sampler
+from drumline.device.sampling.logprobs import SpanLooked, span_of
+from drumline.device.sampling.sampler import Sampled, Sampler
+from drumline.device.staging import Array, Download, all_on_device
+
+
+class _Pooling(Struct, frozen=True, eq=False):
+    """What a chunk adds to its prompt's vector, where it was computed."""
+
+    index: int
+    start: int
+    tokens: int
+    values: Tensor
+
+    def told(self, arrays: Iterator[Array]) -> RowPooled:
+        """Return it as host values; `arrays` go on with its own."""
+        return RowPooled(self.index, self.start, self.tokens, tuple(next(arrays).tolist()))
 
 
 class Executor:
@@ -36,7 +55,16 @@ class Executor:
 
     row_words = 1
 
-    __slots__ = ("_attention", "_history", "_last", "_model", "_passage", "_sampler", "_shape")
+    __slots__ = (
+        "_attention",
+        "_device",
+        "_history",
+        "_last",
+        "_model",
+        "_passage",
+        "_sampler",
+        "_shape",
+    )
 
     def __init__(
         self,
@@ -54,7 +82,8 @@ class Executor:
         self._attention = attention
         self._sampler = sampler
         self._shape = shape
-        self._last = torch.zeros(rows, dtype=torch.int64)
+        self._device = attention.pool.device
+        self._last = torch.zeros(rows, dtype=torch.int64, device=self._device)
 
     def let_go(self) -> None:
         """Drop the model; nothing may run until `replace` gives another."""
@@ -71,21 +100,25 @@ class Executor:
         wanted: LogprobPlan | None,
         seeds: HistorySeeds | None = None,
         fence: LayerFence | None = None,
-    ) -> ForwardResult:
+    ) -> ForwardResult | Landing[ForwardResult]:
         """Compute a batch and return what it sampled. The batch feeds at least one token.
 
-        A stage that is not the last hands its part on, and samples nothing.
+        What a device has still to compute lands later. A stage that is not the last hands its
+        part on, and samples nothing.
         `seeds` are what new owners of rows have read before. `fence` guards what the batch's plan
         loads, layer by layer.
         """
         place = AttentionBatch(
-            table, batch.rows, batch.input_lengths, batch.prefix_lengths, self._shape
+            table, batch.rows, batch.input_lengths, batch.prefix_lengths, self._shape, self._device
         )
         ends = batch.prefix_lengths + batch.input_lengths
         sampling = np.ones(batch.size, np.bool_)
         sampling[: batch.extends] = ends[: batch.extends] >= batch.prompt_lengths
         chosen = np.flatnonzero(sampling).astype(np.int32)
-        ids = self._inputs(batch)
+        rows = batch.rows[chosen]
+        ids, last, drawing = self._inputs(
+            batch, (place.starts + batch.input_lengths - 1)[chosen], rows
+        )
         if self._history is not None:
             if seeds is not None:
                 self._history.seed(seeds)
@@ -97,41 +130,23 @@ class Executor:
         if not self._passage.last:
             self._passage.send(hidden)
             return ForwardResult(tokens=NO_INTS, counts=np.zeros(batch.size, np.int32))
-        counts = sampling.astype(np.int32)
-        prompts: tuple[RowLogprobs, ...] = ()
+        prompts: tuple[SpanLooked, ...] = ()
         if wanted is not None and len(wanted.prompts):
             prompts = self._prompt_logprobs(hidden, batch, place.starts, wanted)
-        pooled: tuple[RowPooled, ...] = ()
+        pooled: tuple[_Pooling, ...] = ()
         if wanted is not None and len(wanted.pooled):
             pooled = self._pooled(hidden, batch, place.starts, wanted.pooled)
-        if not len(chosen):
-            return ForwardResult(
-                tokens=chosen,
-                counts=counts,
-                logprobs=_none_sampled(wanted),
-                prompt_logprobs=prompts,
-                pooled=pooled,
-            )
-        last = (place.starts + batch.input_lengths - 1)[chosen].astype(np.int64)
-        logits = self._model.logits(hidden[torch.from_numpy(last)])
-        rows = batch.rows[chosen]
-        sampled = self._sampler.sample(logits, rows, ends[chosen], _among(chosen, wanted))
-        self._last[torch.from_numpy(rows.astype(np.int64))] = sampled.tokens
-        return ForwardResult(
-            tokens=sampled.tokens.numpy().astype(np.int32),
-            counts=counts,
-            nan_indices=chosen[sampled.bad.numpy()],
-            grammar_faults=chosen[list(sampled.faults)] if sampled.faults else NO_INTS,
-            stuck=chosen[sampled.stuck.numpy()],
-            processor_faults=chosen[list(sampled.failed)] if sampled.failed else NO_INTS,
-            logprobs=_by_batch_index(chosen, sampled.logprobs, wanted),
-            prompt_logprobs=prompts,
-            pooled=pooled,
-        )
+        sampled = None
+        if len(chosen):
+            logits = self._model.logits(hidden[last])
+            sampled = self._sampler.sample(logits, rows, ends[chosen], _among(chosen, wanted))
+            self._last[drawing] = sampled.tokens
+        landing = _landing(sampling, chosen, sampled, prompts, pooled, wanted, self._device)
+        return landing.land() if landing.here else landing
 
     def _pooled(
         self, hidden: Tensor, batch: Batch, starts: IntArray, indices: IntArray
-    ) -> tuple[RowPooled, ...]:
+    ) -> tuple[_Pooling, ...]:
         """Return what the chunks of these batch indices add to their prompts' vectors."""
         chunks = []
         for index in indices.tolist():
@@ -141,13 +156,13 @@ class Executor:
             pooling = self._sampler.resident(batch.rows[index]).admission.pooling
             first = place + tokens - 1 if pooling is Pooling.LAST else place
             values = self._model.normed(hidden[first : place + tokens]).sum(0)
-            chunks.append(RowPooled(index, start, tokens, tuple(values.tolist())))
+            chunks.append(_Pooling(index, start, tokens, values))
         return tuple(chunks)
 
     def _prompt_logprobs(
         self, hidden: Tensor, batch: Batch, starts: IntArray, wanted: LogprobPlan
-    ) -> tuple[RowLogprobs, ...]:
-        """Return what the chunks `wanted` tell of their prompts' tokens."""
+    ) -> tuple[SpanLooked, ...]:
+        """Look up what the chunks `wanted` tell of their prompts' tokens."""
         spans = []
         for index, top in zip(map(int, wanted.prompts), map(int, wanted.prompts_top), strict=True):
             admission = self._sampler.resident(batch.rows[index]).admission
@@ -156,7 +171,7 @@ class Executor:
         return self._sampler.prompt_logprobs(spans, lambda rows: self._model.logits(hidden[rows]))
 
     def export_row(self, row: int, state: Tensor) -> None:
-        """Write a row's state to `state`, int64 `[row_words]`."""
+        """Write a row's state to `state`, int64 `[row_words]`, on the device."""
         state[0] = self._last[row]
 
     def import_row(self, row: int, state: Tensor) -> None:
@@ -172,18 +187,70 @@ class Executor:
         if not dp.idle:
             raise InvariantError(f"an idle forward in a round with a batch: {dp}")
 
-    def _inputs(self, batch: Batch) -> Tensor:
-        extended = torch.from_numpy(batch.extend_ids.astype(np.int64))
+    def _inputs(
+        self, batch: Batch, last: IntArray, rows: IntArray
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the tokens that a batch feeds, and `last` and `rows` on the device."""
         decodes = batch.rows[batch.extends :]
         if (batch.input_lengths[batch.extends :] != 1).any():
             raise InvariantError("a decode row feeds one token")
+        named = NO_INTS if batch.decode_ids is None else batch.decode_ids
+        # One way up for all of it.
+        extended, decoding, told, last_at, rows_at = all_on_device(
+            self._device,
+            *(each.astype(np.int64) for each in (batch.extend_ids, decodes, named, last, rows)),
+        )
         if not len(decodes):
-            return extended
-        fed = self._last[torch.from_numpy(decodes.astype(np.int64))]
+            return extended, last_at, rows_at
+        fed = self._last[decoding]
         if batch.decode_ids is not None:
-            named = torch.from_numpy(batch.decode_ids.astype(np.int64))
-            fed = named.where(named >= 0, fed)
-        return torch.cat((extended, fed))
+            fed = told.where(told >= 0, fed)
+        return torch.cat((extended, fed)), last_at, rows_at
+
+
+def _landing(
+    sampling: NDArray[np.bool_],
+    chosen: IntArray,
+    sampled: Sampled | None,
+    prompts: Sequence[SpanLooked],
+    pooled: Sequence[_Pooling],
+    wanted: LogprobPlan | None,
+    device: torch.device,
+) -> Landing[ForwardResult]:
+    """Bring what a forward computed to the host, where it becomes a result."""
+    tensors: list[Tensor] = []
+    if sampled is not None:
+        tensors += sampled.tokens, sampled.bad, sampled.stuck
+        tensors += (tensor for looked in sampled.looked for tensor in looked.tensors)
+    tensors += (tensor for span in prompts for tensor in span.tensors)
+    tensors += (each.values for each in pooled)
+
+    def made(values: list[Array]) -> ForwardResult:
+        counts = sampling.astype(np.int32)
+        arrays = iter(values)
+        if sampled is None:
+            return ForwardResult(
+                tokens=chosen,
+                counts=counts,
+                logprobs=_none_sampled(wanted),
+                prompt_logprobs=tuple(span.told(arrays) for span in prompts),
+                pooled=tuple(each.told(arrays) for each in pooled),
+            )
+        tokens, bad, stuck = next(arrays), next(arrays), next(arrays)
+        told = tuple(row for looked in sampled.looked for row in looked.told(arrays))
+        return ForwardResult(
+            tokens=tokens.astype(np.int32),
+            counts=counts,
+            nan_indices=chosen[bad],
+            grammar_faults=chosen[list(sampled.faults)] if sampled.faults else NO_INTS,
+            stuck=chosen[stuck],
+            processor_faults=chosen[list(sampled.failed)] if sampled.failed else NO_INTS,
+            logprobs=_by_batch_index(chosen, told, wanted),
+            prompt_logprobs=tuple(span.told(arrays) for span in prompts),
+            pooled=tuple(each.told(arrays) for each in pooled),
+        )
+
+    return Landing(Download(tensors, device), made)
 
 
 def _among(chosen: IntArray, wanted: LogprobPlan | None) -> LogprobPlan | None:

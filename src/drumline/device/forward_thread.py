@@ -8,10 +8,12 @@ import queue
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Generic, TypeVar
 
 from drumline.core.errors import DrumlineError, InvariantError, PeerError
 from drumline.device.guards import ForwardChecks
+from drumline.device.landing import Landing, LandingThread
 
 T = TypeVar("T")
 
@@ -50,21 +52,29 @@ class Answer(Generic[T]):
         return self._value
 
 
+Run = Callable[[], T | Landing[T]]
+"""A task: its value, or what becomes of it once a device has computed it."""
+
+
 class _Task(Generic[T]):
     """A task and where its answer goes. A `vital` one that fails ends the thread's work."""
 
     __slots__ = ("answer", "run", "vital")
 
-    def __init__(self, run: Callable[[], T], answer: Answer[T], vital: bool) -> None:
+    def __init__(self, run: "Run[T]", answer: Answer[T], vital: bool) -> None:
         self.run = run
         self.answer = answer
         self.vital = vital
 
 
 class ForwardThread:
-    """Runs tasks one at a time, first in, first out."""
+    """Runs tasks one at a time, first in, first out.
 
-    __slots__ = ("_checks", "_failure", "_queue", "_thread")
+    It waits for no value that is still to land: a thread of its own does, which there is from
+    the first such value on.
+    """
+
+    __slots__ = ("_checks", "_failure", "_landings", "_queue", "_thread")
 
     def __init__(self) -> None:
         # A forward takes the interpreter's lock again after each operation: with the default
@@ -73,19 +83,21 @@ class ForwardThread:
         self._queue: queue.SimpleQueue[_Task[object] | None] = queue.SimpleQueue()
         self._failure: BaseException | None = None
         self._checks: ForwardChecks | None = None
+        self._landings: LandingThread | None = None
         self._thread = threading.Thread(target=self._serve, name="forward", daemon=True)
         self._thread.start()
 
     @property
     def alive(self) -> bool:
-        return self._thread.is_alive()
+        landings = self._landings
+        return self._thread.is_alive() or (landings is not None and landings.alive)
 
     def check(self) -> None:
         """Raise InvariantError, with the first failure as its cause, once a task failed."""
         if self._failure is not None:
             raise _failed(self._failure)
 
-    def submit(self, run: Callable[[], T]) -> Answer[T]:
+    def submit(self, run: Run[T]) -> Answer[T]:
         """Queue a task that must not fail: if it does, no later one runs.
 
         Raises InvariantError, with the first failure as its cause, once a task failed; where that
@@ -123,8 +135,10 @@ class ForwardThread:
         self._thread.join(timeout_s)
         if self.alive:
             _log.warning("the forward thread did not end within %g s", timeout_s)
+        if self._landings is not None:
+            self._landings.stop(timeout_s)
 
-    def _put(self, run: Callable[[], T], *, vital: bool) -> Answer[T]:
+    def _put(self, run: Run[T], *, vital: bool) -> Answer[T]:
         answer: Answer[T] = Answer(self)
         self._queue.put(_Task(run, answer, vital))  # type: ignore[arg-type]  # mixed answers
         return answer
@@ -134,16 +148,25 @@ class ForwardThread:
             if self._failure is not None:
                 task.answer.settle(None, _failed(self._failure))
                 continue
-            try:
-                value = task.run()
-            except BaseException as error:
-                if task.vital:
-                    _log.exception("the forward thread failed")
-                    self._failure = error
-                    error = _failed(error)
-                task.answer.settle(None, error)
-            else:
-                task.answer.settle(value, None)
+            self._settle(task, task.run)
+
+    def _settle(self, task: _Task[object], value_of: Run[object]) -> None:
+        """Answer a task with what `value_of` returns, once that has landed."""
+        try:
+            value = value_of()
+        except BaseException as error:
+            if task.vital:
+                _log.exception("the forward thread failed")
+                self._failure = self._failure or error
+                error = _failed(error)
+            task.answer.settle(None, error)
+            return
+        if not isinstance(value, Landing):
+            task.answer.settle(value, None)
+            return
+        if self._landings is None:
+            self._landings = LandingThread("landing")
+        self._landings.put(partial(self._settle, task, value.land))
 
 
 def _failed(cause: BaseException) -> DrumlineError:

@@ -46,6 +46,20 @@ class NoDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's h
         )
 
 
+@contextmanager
+def waiting_for(device: torch.device) -> Iterator[None]:
+    """Let the forward thread wait for its device within this context, whatever is checked."""
+    if device.type != "cuda":
+        yield
+        return
+    mode = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("default")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(mode)
+
+
 class ForwardChecks:
     """What is checked of a forward thread that serves."""
 

@@ -21,6 +21,7 @@ from drumline.contract.result import ForwardResult
 from drumline.device.executor import Executor
 from drumline.device.host_cache import HostCache
 from drumline.device.kv import BlockTable, KvPool
+from drumline.device.landing import Landing
 from drumline.device.profiler import Profiler
 from drumline.device.sampling.sampler import Sampler
 from drumline.device.serving_weights import ServingWeights
@@ -87,7 +88,9 @@ class DeviceHandle:
         self._cache.stop()
 
     @torch.inference_mode()
-    def execute(self, plan: Plan, dispatch: Dispatch) -> ForwardResult | None:
+    def execute(
+        self, plan: Plan, dispatch: Dispatch
+    ) -> ForwardResult | Landing[ForwardResult] | None:
         """Carry out a plan, but for its pinned stores; returns its forward's result, or None.
 
         The order is a contract: a plan may give away a block in the same breath.

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from drumline.contract.arrays import IntArray
 from drumline.contract.ports import HistorySeeds
+from drumline.device.staging import all_on_device, on_device
 
 NO_TOKEN = -1
 """Stands where a window reaches to before the prompt."""
@@ -21,10 +22,13 @@ class TokenHistory:
     What stands before a seed's start is unspecified, and must not be read.
     """
 
-    __slots__ = ("tokens",)
+    __slots__ = ("_device", "tokens")
 
-    def __init__(self, rows: int, context_tokens: int) -> None:
-        self.tokens = torch.zeros((rows, context_tokens + 1), dtype=torch.int64)
+    def __init__(self, rows: int, context_tokens: int, device: torch.device | None = None) -> None:
+        """Make an empty history on a device, a CPU by default."""
+        self._device = device or torch.device("cpu")
+        size = rows, context_tokens + 1
+        self.tokens = torch.zeros(size, dtype=torch.int64, device=self._device)
         """`[rows, positions]`"""
 
     def seed(self, seeds: HistorySeeds) -> None:
@@ -32,7 +36,13 @@ class TokenHistory:
         counts = seeds.prefix_lengths - seeds.starts
         firsts = np.cumsum(counts) - counts
         places = np.arange(len(seeds.tokens)) + np.repeat(seeds.starts - firsts, counts)
-        self._put(np.repeat(seeds.rows, counts), places, torch.from_numpy(seeds.tokens))
+        rows, columns, tokens = all_on_device(
+            self._device,
+            np.repeat(seeds.rows, counts).astype(np.int64),
+            places.astype(np.int64),
+            seeds.tokens,
+        )
+        self.tokens[rows, columns] = tokens.to(torch.int64)
 
     def append(
         self, rows: IntArray, lengths: IntArray, positions: Tensor, ids: Tensor
@@ -41,13 +51,9 @@ class TokenHistory:
 
         The ids are the device's own, so that a forward need not wait for those before it.
         """
-        token_rows = torch.from_numpy(np.repeat(rows, lengths).astype(np.int64))
+        token_rows = on_device(self._device, np.repeat(rows, lengths).astype(np.int64))
         self.tokens[token_rows, positions] = ids
         return ReadTokens(self.tokens, token_rows, positions)
-
-    def _put(self, rows: IntArray, places: IntArray, ids: Tensor) -> None:
-        index = torch.from_numpy(rows.astype(np.int64)), torch.from_numpy(places.astype(np.int64))
-        self.tokens[index] = ids.to(torch.int64)
 
 
 class ReadTokens(Struct, frozen=True, eq=False):
@@ -61,6 +67,7 @@ class ReadTokens(Struct, frozen=True, eq=False):
 
     def windows(self, size: int) -> Tensor:
         """Return the `size` tokens before each one, the nearest first, `[tokens, size]`."""
-        places = self.positions.unsqueeze(1) - 1 - torch.arange(size)
+        before = torch.arange(size, device=self.positions.device)
+        places = self.positions.unsqueeze(1) - 1 - before
         found = self.tokens[self.rows.unsqueeze(1), places.clamp(min=0)]
         return found.where(places >= 0, NO_TOKEN)

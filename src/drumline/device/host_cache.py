@@ -71,7 +71,7 @@ class RowStates(Protocol):
     """How many 64-bit words a row's state has."""
 
     def export_row(self, row: int, state: Tensor) -> None:
-        """Write a row's state to `state`, int64 `[row_words]`, in host memory."""
+        """Write a row's state to `state`, int64 `[row_words]`, where the pool lies."""
 
     def import_row(self, row: int, state: Tensor) -> None:
         """Give a row the state that `export_row` wrote, of whichever row."""
@@ -99,7 +99,7 @@ class HostPool:
         self._check(targets)
         self._stamps[targets] = _stamp(kv.layout)
         return [
-            partial(_copy, self._blocks, kv.bytes, stretches)
+            partial(_copy, self._blocks, kv.bytes.numpy(), stretches)
             for stretches in self._shares(sources, targets - 1, threads)
         ]
 
@@ -122,7 +122,7 @@ class HostPool:
         steps: list[list[Task]] = []
         for first in range(0, kv.layout.fields, step_fields):
             part = np.s_[:, first : first + step_fields]
-            into, out_of = kv.bytes[part], self._blocks[part]
+            into, out_of = kv.bytes.numpy()[part], self._blocks[part]
             steps.append([partial(_copy, into, out_of, stretches) for stretches in shares])
         return steps
 
@@ -231,7 +231,8 @@ class HostCache:
         self._host = _pool(kv, sizes.host_pages, ArenaTier.HOST)
         self._snapshots = _pool(kv, sizes.snapshot_pages, ArenaTier.SNAPSHOT)
         # By slot, from 1.
-        self._states = torch.zeros((sizes.max_retracted + 1, rows.row_words), dtype=torch.int64)
+        slots = sizes.max_retracted + 1, rows.row_words
+        self._states = torch.zeros(slots, dtype=torch.int64, device=kv.device)
         self._landed: deque[CacheAck] = deque()
         self._threads = CopyThreads(threads if self.arenas else 0, clock)
 

@@ -9,7 +9,6 @@ later plan's edits invisible to a forward that is queued or running.
 import numpy as np
 import torch
 from msgspec import Struct
-from numpy.typing import NDArray
 from torch import Tensor
 
 from drumline.contract.arena import PageLayout
@@ -17,6 +16,7 @@ from drumline.contract.arrays import IntArray
 from drumline.core.errors import ConfigError
 from drumline.device.kv_form import KvForm, KvSide
 from drumline.device.memory import Memory
+from drumline.device.staging import all_on_device, on_device
 
 
 class BlockShape(Struct, frozen=True):
@@ -77,8 +77,8 @@ class KvPool:
             ]
             for side in (0, 1)
         )
-        self.bytes: NDArray[np.uint8] = raw.numpy()
-        """The same memory as blocks, `[blocks, fields, field_bytes]`: what threads copy."""
+        self.bytes = raw
+        """The same memory as blocks, uint8 `[blocks, fields, field_bytes]`: what is copied."""
 
     def store(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
         """Keep tokens' keys and values, `[tokens, kv_heads, head_dim]`, at `slots` of `shape`."""
@@ -102,12 +102,13 @@ class KvPool:
 
     def zero(self, blocks: IntArray) -> None:
         """Blank blocks for a new owner."""
-        self._blocks.index_fill_(0, torch.from_numpy(blocks.astype(np.int64)), 0)
+        self._blocks.index_fill_(0, on_device(self.device, blocks.astype(np.int64)), 0)
 
     def copy(self, sources: IntArray, targets: IntArray) -> None:
         """Copy blocks onto others, as if all sources were read before any target is written."""
-        source = torch.from_numpy(sources.astype(np.int64))
-        target = torch.from_numpy(targets.astype(np.int64))
+        source, target = all_on_device(
+            self.device, sources.astype(np.int64), targets.astype(np.int64)
+        )
         self._blocks.index_copy_(0, target, self._blocks.index_select(0, source))
 
 

@@ -65,11 +65,11 @@ def moves(sources, targets):
 
 
 def contents(pool, block):
-    return pool.bytes[block].copy()
+    return pool.bytes[block].clone()
 
 
 def same(left, right):
-    return np.array_equal(left, right)
+    return torch.equal(left, right)
 
 
 def store(host, kv, *moved, threads=2):
@@ -275,7 +275,7 @@ def test_a_store_reads_what_its_blocks_held_before_the_plan_unless_they_are_pinn
     device = rig()
     device.generate(1, "a", PROMPT, 2, blocks=range(1, 9))
     pool = device.built.handle._pool
-    before, blank = contents(pool, 1), np.zeros_like(contents(pool, 1))
+    before, blank = contents(pool, 1), torch.zeros_like(contents(pool, 1))
     stored = WriteBack(0, (moves([1], [1]),), pinned=pinned)
     device.execute(
         device.plan(

@@ -10,9 +10,10 @@ from drumline.device.kernels.native import Machine, find_kernels
 from drumline.device.kernels.trial import tried
 from drumline.device.sampling.constraints import HANDFUL
 from drumline.device.sampling.draw import RowSettings, TorchDraw
-from drumline.device.sampling.logprobs import told_at
+from drumline.device.sampling.logprobs import look_up
 from drumline.device.sampling.native_draw import NativeDraw
 from drumline.device.sampling.sampler import Sampler
+from drumline.device.staging import Download
 
 from .conftest import ints
 
@@ -22,6 +23,11 @@ def machine():
     found = find_kernels(tried)
     assert found.kernels is not None, found.why_none
     return Machine(found.kernels, 2)
+
+
+def told_at(logits, *how, **more):
+    looked = look_up(logits, *how, **more)
+    return looked.told(iter(Download(looked.tensors, logits.device).wait()))
 
 
 def way(random, vocab):

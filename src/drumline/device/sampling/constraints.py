@@ -12,8 +12,9 @@ import torch
 from msgspec import Struct
 from torch import Tensor
 
-from drumline.contract.arrays import FloatArray, IntArray
+from drumline.contract.arrays import IntArray
 from drumline.contract.grammar import GrammarFaultError, Matcher
+from drumline.device.staging import Download, all_on_device, on_device
 
 Indices = npt.NDArray[np.int64]
 
@@ -81,12 +82,33 @@ def keep(logits: Tensor, rows: Indices, words: IntArray) -> Handful:
     if vocab % _BITS:
         forbidden[:, -1] &= (1 << vocab % _BITS) - 1
     places = _places(forbidden, rows[many] * vocab, vocab - allowed[many])
-    logits.view(-1).index_fill_(0, _on(logits, places), -torch.inf)
-    for index in np.flatnonzero(others & (vocab - allowed > _NAMED)):
-        # Adding costs the same whatever the bits are; choosing by a mask branches at each id.
-        added = _ADDED[words[index].view(np.uint8)].reshape(-1)[:vocab]
-        logits[int(rows[index])].add_(_on(logits, added))
+    logits.view(-1).index_fill_(0, on_device(logits.device, places), -torch.inf)
+    wide = np.flatnonzero(others & (vocab - allowed > _NAMED))
+    if logits.device.type == "cpu":
+        _add(logits, rows[wide], words[wide])
+    elif len(wide):
+        _fill(logits, rows[wide], words[wide])
     return _handful(logits, rows[few], words[few], allowed[few])
+
+
+def _add(logits: Tensor, rows: Indices, words: IntArray) -> None:
+    """Hide what the bits of each row forbid, on a CPU.
+
+    Adding costs the same whatever the bits are; choosing by a mask branches at each id.
+    """
+    vocab = logits.shape[1]
+    for row, own in zip(map(int, rows), words, strict=True):
+        added = _ADDED[own.view(np.uint8)].reshape(-1)[:vocab]
+        logits[row].add_(torch.from_numpy(added))
+
+
+def _fill(logits: Tensor, rows: Indices, words: IntArray) -> None:
+    """Hide what the bits of each row forbid, where bits are unpacked at no cost but their way."""
+    index, packed = all_on_device(logits.device, rows, words)
+    shifts = torch.arange(_BITS, dtype=torch.int32, device=logits.device)
+    bits = (packed.unsqueeze(2) >> shifts) & 1
+    forbidden = bits.view(len(rows), -1)[:, : logits.shape[1]] == 0
+    logits[index] = logits[index].masked_fill_(forbidden, -torch.inf)
 
 
 def _handful(logits: Tensor, rows: Indices, words: IntArray, counts: Indices) -> Handful:
@@ -98,8 +120,9 @@ def _handful(logits: Tensor, rows: Indices, words: IntArray, counts: Indices) ->
     ids = np.zeros((len(rows), HANDFUL), np.int64)
     ids.reshape(-1)[at] = places - np.repeat(starts, counts)
     values = logits.new_full((len(rows), HANDFUL), -torch.inf)
-    values.view(-1)[_on(logits, at)] = logits.view(-1).take(_on(logits, places))
-    return Handful(rows, _on(logits, ids), values)
+    into, out_of, named = all_on_device(logits.device, at, places, ids)
+    values.view(-1)[into] = logits.view(-1).take(out_of)
+    return Handful(rows, named, values)
 
 
 def _places(words: IntArray, starts: Indices, counts: Indices) -> Indices:
@@ -118,10 +141,6 @@ def _places(words: IntArray, starts: Indices, counts: Indices) -> Indices:
     return places
 
 
-def _on(logits: Tensor, values: npt.NDArray[np.int64] | FloatArray) -> Tensor:
-    return torch.from_numpy(values).to(logits.device)
-
-
 _ADDED = np.where(
     np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"),
     np.float32(0),
@@ -135,9 +154,10 @@ def advance(
 ) -> list[int]:
     """Tell the matchers of the rows `indices` their tokens; return whose did not fit.
 
-    Rows that are `bad` have none.
+    Rows that are `bad` have none. Waits for the device: the matchers are to have seen these
+    tokens before the next forward's masks are made.
     """
-    drawn, void = tokens.tolist(), bad.tolist()
+    drawn, void = (each.tolist() for each in Download([tokens, bad], tokens.device).wait())
     return [
         index
         for index, matcher in zip(indices.tolist(), matchers, strict=True)

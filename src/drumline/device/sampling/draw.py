@@ -19,6 +19,7 @@ from torch.nn import functional
 from drumline.contract.arrays import FloatArray, IntArray
 from drumline.contract.request import Sampling
 from drumline.device.sampling import noise
+from drumline.device.staging import all_on_device, on_device
 
 Flags = np.ndarray[tuple[int], np.dtype[np.bool_]]
 Places = np.ndarray[tuple[int], np.dtype[np.int64]]
@@ -121,6 +122,8 @@ _CANDIDATES = 256
 """Most likely tokens that are looked at before a whole row is sorted."""
 _MOST_CANDIDATES = 2048
 _STRETCH = 256
+_SORTED_ENTRIES = 1 << 22
+"""Logits of whole rows that are sorted at once on a device: each takes some hundred bytes."""
 
 
 def draw(
@@ -139,18 +142,22 @@ def draw(
     best, tokens = logits.max(1) if rows is None else _largest(logits, rows)
     if settings.greedy.all():
         return tokens, best
-    vocab = logits.shape[1]
-    keys = noise.keys(settings.seeds, settings.positions)
+    vocab, device = logits.shape[1], logits.device
+    keys = noise.keys(settings.seeds, settings.positions, device)
     narrowed = (settings.top_k < vocab) | (settings.top_p < 1) | (settings.typical_p < 1)
     for chosen, drawn_by in (
         (np.flatnonzero(~settings.greedy & narrowed), _draw_narrowed),
         (np.flatnonzero(~settings.greedy & ~narrowed), _draw_open),
     ):
         if len(chosen):
-            index = torch.from_numpy(chosen)
-            source = index if rows is None else torch.from_numpy(rows[chosen])
+            index, source, temperature = all_on_device(
+                device,
+                chosen,
+                chosen if rows is None else rows[chosen],
+                settings.temperature[chosen],
+            )
             scaled = logits[source] - best[index].unsqueeze(1)
-            scaled /= _column(settings.temperature[chosen])
+            scaled /= temperature.unsqueeze(1)
             named = None if names is None else names[index]
             tokens[index] = drawn_by(scaled, keys[index], of_rows(settings, chosen), named)
     return tokens.clamp_(0, vocab - 1), best
@@ -172,10 +179,6 @@ def of_rows(settings: DrawSettings, rows: Places) -> DrawSettings:
 _SETTINGS = DrawSettings.__struct_fields__
 
 
-def _column(values: FloatArray) -> Tensor:
-    return torch.from_numpy(values).unsqueeze(1)
-
-
 def _draw_open(
     scaled: Tensor, keys: Tensor, settings: DrawSettings, names: Tensor | None
 ) -> Tensor:
@@ -184,16 +187,18 @@ def _draw_open(
     So noise is needed for some hundred entries of a row, not for each.
     """
     weights = scaled.exp_()
+    device = scaled.device
     if settings.min_p.any():
-        weights = weights.where(weights >= _column(settings.min_p), 0)
+        least = on_device(device, settings.min_p).unsqueeze(1)
+        weights = weights.where(weights >= least, 0)
     stretches = _stretches(weights)
     masses = stretches.sum(2).double()
     # Numbers below zero are no ids: a stretch and a token never share their noise.
-    numbers = -1 - torch.arange(masses.shape[1])
+    numbers = -1 - torch.arange(masses.shape[1], device=device)
     stretch = (masses.log_() + noise.gumbel(keys, numbers)).argmax(1)
-    inner = stretches[torch.arange(len(weights)), stretch].double()
+    inner = stretches[torch.arange(len(weights), device=device), stretch].double()
     size = inner.shape[1]
-    ids = (stretch * size).unsqueeze(1) + torch.arange(size)
+    ids = (stretch * size).unsqueeze(1) + torch.arange(size, device=device)
     named = ids if names is None else names.gather(1, ids)
     place = (inner.log_() + noise.gumbel(keys, named)).argmax(1, keepdim=True)
     return ids.gather(1, place).squeeze(1)
@@ -205,8 +210,11 @@ def _draw_narrowed(
     """Draw from the most likely tokens of each row.
 
     As many are sorted as are needed: some hundred hold the nucleus of almost every
-    row; the rows they do not suffice for are sorted whole.
+    row; the rows they do not suffice for are sorted whole. On a device all are, for to know
+    which those are takes waiting for it.
     """
+    if scaled.device.type != "cpu":
+        return _draw_sorted(scaled, keys, settings, names)
     vocab = scaled.shape[1]
     finite = settings.top_k[settings.top_k <= _MOST_CANDIDATES]
     count = min(vocab, max(_CANDIDATES, int(finite.max(initial=0))))
@@ -233,6 +241,23 @@ def _draw_narrowed(
     return tokens
 
 
+def _draw_sorted(
+    scaled: Tensor, keys: Tensor, settings: DrawSettings, names: Tensor | None
+) -> Tensor:
+    """Draw from rows that are sorted whole, some at a time, for the memory it takes."""
+    rows, vocab = scaled.shape
+    step = max(1, _SORTED_ENTRIES // vocab)
+    drawn = []
+    for start in range(0, rows, step):
+        part = slice(start, min(rows, start + step))
+        values, ids = scaled[part].sort(1, descending=True)
+        own = of_rows(settings, np.arange(part.start, part.stop))
+        inside, _ = _inside(values, _mass(scaled[part]), own, vocab)
+        named = None if names is None else names[part]
+        drawn.append(_pick(values, ids, inside, keys[part], named))
+    return torch.cat(drawn)
+
+
 def _mass(scaled: Tensor) -> Tensor:
     """Return the weight of whole rows, summed in an order that no neighbour changes."""
     return _stretches(scaled.exp()).sum(2).double().cumsum(1)[:, -1]
@@ -256,21 +281,27 @@ def _inside(
     their `top_k` is off. Sums run front to back, so that more candidates add only zeros.
     """
     count = values.shape[1]
-    limited = torch.from_numpy(settings.top_k < vocab)
-    last = np.minimum(settings.top_k, count).astype(np.int64) - 1
-    limit = values.gather(1, torch.from_numpy(last).unsqueeze(1))
+    limited, held_all, last, share, min_p = all_on_device(
+        values.device,
+        settings.top_k < vocab,
+        settings.top_k <= count,
+        np.minimum(settings.top_k, count).astype(np.int64) - 1,
+        settings.top_p.astype(np.float64),
+        settings.min_p,
+    )
+    limit = values.gather(1, last.unsqueeze(1))
     limit = limit.where(limited.unsqueeze(1), -torch.inf)
     weights = values.exp().where(values >= limit, 0)
     ends = weights.cumsum(1, dtype=torch.float64)
     mass = ends[:, -1].where(limited, masses)
-    nucleus = torch.from_numpy(settings.top_p.astype(np.float64)) * mass
+    nucleus = share * mass
     before = functional.pad(ends[:, :-1], (1, 0))
     held = (before < nucleus.unsqueeze(1)).sum(1, keepdim=True).clamp_(min=1)
     least = values.gather(1, held - 1).maximum(limit)
-    inside = (values >= least) & (weights >= _column(settings.min_p)) & (weights > 0)
+    inside = (values >= least) & (weights >= min_p.unsqueeze(1)) & (weights > 0)
     inside[:, 0] = True
     # What lies behind the candidates must be less than the least that is kept.
-    complete = (values[:, -1:] < limit).squeeze(1) & torch.from_numpy(settings.top_k <= count)
+    complete = (values[:, -1:] < limit).squeeze(1) & held_all
     complete |= ~limited & (ends[:, -1] >= nucleus)
     complete &= (values[:, -1:] < least).squeeze(1)
     if (settings.typical_p < 1).any():
@@ -280,7 +311,7 @@ def _inside(
 
 def _typical(values: Tensor, inside: Tensor, settings: DrawSettings) -> Tensor:
     """Return the tokens whose surprise is closest to what is expected, `typical_p` of them."""
-    share = torch.from_numpy(settings.typical_p.astype(np.float64)).unsqueeze(1)
+    share = on_device(values.device, settings.typical_p.astype(np.float64)).unsqueeze(1)
     exact = values.double()
     weights = exact.exp().where(inside, 0)
     mass = weights.cumsum(1)[:, -1:]

@@ -17,6 +17,7 @@ from drumline.device.sampling.history import Histories
 from drumline.device.sampling.processors import LogitsProcessor, process
 from drumline.device.sampling.resident import Resident
 from drumline.device.sampling.tails import Tails
+from drumline.device.staging import Download, all_on_device, on_device
 
 Places = np.ndarray[tuple[int], np.dtype[np.int64]]
 
@@ -27,18 +28,20 @@ Asking = Sequence[tuple[int, Resident]]
 class Edits:
     """Applies the edits of a batch, and remembers what they need of each request."""
 
-    __slots__ = ("_histories", "_processors", "_tails", "_vocab")
+    __slots__ = ("_device", "_histories", "_processors", "_tails", "_vocab")
 
     def __init__(
         self,
         vocab: int,
         processors: Mapping[str, LogitsProcessor],
+        device: torch.device,
         machine: Machine | None = None,
     ) -> None:
+        self._device = device
         self._vocab = vocab
         self._processors = processors
-        self._histories = Histories(vocab, machine)
-        self._tails = Tails()
+        self._histories = Histories(vocab, device, machine)
+        self._tails = Tails(device)
 
     def enter(self, resident: Resident) -> None:
         """Give a request that has a row what is remembered of it; once is enough."""
@@ -60,8 +63,12 @@ class Edits:
         flat = logits.view(-1)
         biased = [(row, one) for row, one in asking if len(one.bias_ids)]
         if biased:
-            values = torch.from_numpy(np.concatenate([one.bias_values for _, one in biased]))
-            flat.index_add_(0, self._places([(row, one.bias_ids) for row, one in biased]), values)
+            places, values = all_on_device(
+                self._device,
+                self._places([(row, one.bias_ids) for row, one in biased]),
+                np.concatenate([one.bias_values for _, one in biased]),
+            )
+            flat.index_add_(0, places, values)
         hidden = [
             (row, ids)
             for row, one in asking
@@ -69,7 +76,7 @@ class Edits:
             if len(ids)
         ]
         if hidden:
-            flat.index_fill_(0, self._places(hidden), -torch.inf)
+            flat.index_fill_(0, on_device(self._device, self._places(hidden)), -torch.inf)
         self._ban_phrases(logits, asking)
         self._penalize(logits, [(row, one) for row, one in asking if one.penalized])
         # Behind the penalties, which an id that is not allowed must not come back by.
@@ -80,21 +87,21 @@ class Edits:
         """Note what the rows drew."""
         counted = [(row, one.count_slot) for row, one in asking if one.count_slot is not None]
         if counted:
-            rows, slots = torch.tensor(counted).unbind(1)
+            rows, slots = on_device(self._device, np.array(counted, np.int64)).unbind(1)
             self._histories.count(slots, tokens[rows])
         tailed = [(row, one.tail_slot) for row, one in asking if one.tail_slot is not None]
         if tailed:
-            rows, slots = torch.tensor(tailed).unbind(1)
+            rows, slots = on_device(self._device, np.array(tailed, np.int64)).unbind(1)
             self._tails.append(slots, tokens[rows])
         processed = [(row, one) for row, one in asking if one.admission.processors]
         if processed:
-            drawn = tokens.tolist()
+            drawn = Download([tokens], self._device).wait()[0].tolist()
             for row, one in processed:
                 one.answer.append(drawn[row])
 
-    def _places(self, ids: Sequence[tuple[int, Places]]) -> Tensor:
+    def _places(self, ids: Sequence[tuple[int, Places]]) -> Places:
         """Return where ids of rows lie in the flat logits."""
-        return torch.from_numpy(np.concatenate([part + row * self._vocab for row, part in ids]))
+        return np.concatenate([part + row * self._vocab for row, part in ids])
 
     @staticmethod
     def _early(resident: Resident, position: int) -> Places:
@@ -118,17 +125,22 @@ class Edits:
         if not narrow:
             return
         flat = logits.view(-1)
-        places = self._places(narrow)
+        places, rows = all_on_device(
+            self._device, self._places(narrow), np.array([row for row, _ in narrow], np.int64)
+        )
         kept = flat[places]
-        logits.index_fill_(0, torch.tensor([row for row, _ in narrow]), -torch.inf)
+        logits.index_fill_(0, rows, -torch.inf)
         flat[places] = kept
 
     def _penalize(self, logits: Tensor, penalized: Asking) -> None:
         if not penalized:
             return
         samplings = [one.admission.sampling for _, one in penalized]
-        index = torch.tensor([row for row, _ in penalized])
-        slots = torch.tensor([one.count_slot for _, one in penalized])
+        index, slots = all_on_device(
+            self._device,
+            np.array([row for row, _ in penalized], np.int64),
+            np.array([one.count_slot for _, one in penalized], np.int64),
+        )
         self._histories.penalize(
             logits,
             index,

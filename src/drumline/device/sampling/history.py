@@ -6,6 +6,7 @@ from torch import Tensor
 
 from drumline.contract.arrays import FloatArray, IntArray
 from drumline.device.kernels.native import Machine
+from drumline.device.staging import all_on_device, on_device
 
 
 class Histories:
@@ -15,15 +16,16 @@ class Histories:
     costs five bytes for each token of the vocabulary.
     """
 
-    __slots__ = ("_free", "_machine", "_prompted", "_sampled", "_vocab")
+    __slots__ = ("_device", "_free", "_machine", "_prompted", "_sampled", "_vocab")
 
-    def __init__(self, vocab: int, machine: Machine | None = None) -> None:
+    def __init__(self, vocab: int, device: torch.device, machine: Machine | None = None) -> None:
         """Hold none; kernels penalize where there is a `machine` to run them."""
+        self._device = device
         self._vocab = vocab
         self._machine = machine
         self._free: list[int] = []
-        self._prompted = torch.zeros((0, vocab), dtype=torch.bool)
-        self._sampled = torch.zeros((0, vocab), dtype=torch.int32)
+        self._prompted = torch.zeros((0, vocab), dtype=torch.bool, device=device)
+        self._sampled = torch.zeros((0, vocab), dtype=torch.int32, device=device)
 
     def take(self, prompt: IntArray) -> int:
         """Return a slot whose prompt is `prompt` and that has sampled nothing."""
@@ -32,7 +34,8 @@ class Histories:
         slot = self._free.pop()
         self._prompted[slot] = False
         self._sampled[slot] = 0
-        self._prompted[slot, torch.from_numpy(prompt.astype(np.int64))] = True
+        read = on_device(self._device, prompt.astype(np.int64))
+        self._prompted[slot].index_fill_(0, read, True)
         return slot
 
     def give_back(self, slot: int) -> None:
@@ -75,11 +78,14 @@ class Histories:
         chosen = logits[rows]
         sampled = self._sampled[slots]
         said = sampled > 0
-        factor = torch.from_numpy(repetition).unsqueeze(1)
+        factor, often, once = (
+            each.unsqueeze(1)
+            for each in all_on_device(self._device, repetition, frequency, presence)
+        )
         repeated = torch.where(chosen > 0, chosen / factor, chosen * factor)
         chosen = repeated.where(said | self._prompted[slots], chosen)
-        chosen -= torch.from_numpy(frequency).unsqueeze(1) * sampled
-        chosen -= torch.from_numpy(presence).unsqueeze(1) * said
+        chosen -= often * sampled
+        chosen -= once * said
         logits[rows] = chosen
 
     def _grow(self) -> None:
@@ -91,4 +97,4 @@ class Histories:
 
 
 def _longer(tensor: Tensor, rows: int) -> Tensor:
-    return torch.cat((tensor, torch.zeros((rows, tensor.shape[1]), dtype=tensor.dtype)))
+    return torch.cat((tensor, tensor.new_zeros((rows, tensor.shape[1]))))

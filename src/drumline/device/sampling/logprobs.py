@@ -1,10 +1,11 @@
 """Log probabilities: of the tokens that stand somewhere, of the likeliest, of ids by name.
 
 All are the model's own, before any edit. Work over the vocabulary is done for the rows that
-are given, which are those that ask.
+are given, which are those that ask. What was looked up is told once it is on the host, for which
+nobody waits here.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import islice
 
@@ -18,12 +19,69 @@ from drumline.contract.ports import LogprobPlan
 from drumline.contract.request import Admission
 from drumline.contract.result import RowLogprobs
 from drumline.device.kernels.native import Machine
+from drumline.device.staging import Array, all_on_device, on_device
 
 _ROWS_AT_A_TIME = 256
 
 Told = tuple[tuple[float, ...], tuple[int, ...]]
 """Log probabilities at one place beside the token's own, and whose: the likeliest first, the
 largest in front, then those asked for by name."""
+
+
+class Looked(Struct, frozen=True, eq=False):
+    """What was looked up at some rows, where it was computed.
+
+    Log probabilities of the rows' tokens, `[rows]`, of their likeliest, `[rows, most]`, and whose
+    those are, and of the ids by name, one behind the other. Row `i` is told the `top[i]` likeliest
+    and the ids `named[i]`.
+    """
+
+    own: Tensor
+    best: Tensor
+    ids: Tensor
+    by_name: Tensor
+    top: IntArray
+    named: Sequence[tuple[int, ...]]
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """What must be on the host before it is told, in this order."""
+        return self.own, self.best, self.ids, self.by_name
+
+    def told(self, arrays: Iterator[Array]) -> tuple[list[float], list[Told]]:
+        """Return, for each row, the log probability of its token, and what else is told.
+
+        `arrays` go on with `tensors`, which are taken from them.
+        """
+        own, best, ids, by_name = (next(arrays).tolist() for _ in self.tensors)
+        others = iter(by_name)
+        told: list[Told] = []
+        for row, count in enumerate(map(int, self.top)):
+            values = (*best[row][:count], *islice(others, len(self.named[row])))
+            told.append((values, (*ids[row][:count], *self.named[row])))
+        return own, told
+
+
+class RowsLooked(Struct, frozen=True, eq=False):
+    """What was looked up for the rows `indices`, whose tokens were drawn."""
+
+    indices: IntArray
+    looked: Looked
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.looked.tensors
+
+    def told(self, arrays: Iterator[Array]) -> tuple[RowLogprobs, ...]:
+        """Return what the rows ask; see `Looked.told`."""
+        own, told = self.looked.told(arrays)
+        entries = []
+        for place, index in enumerate(map(int, self.indices)):
+            values, ids = told[place]
+            entries.append(
+                RowLogprobs(index, (own[place],), (values,) if ids else (), (ids,) if ids else ())
+            )
+        return tuple(entries)
 
 
 def row_logprobs(
@@ -33,20 +91,13 @@ def row_logprobs(
     named: Sequence[tuple[int, ...]],
     places: Tensor | None = None,
     machine: Machine | None = None,
-) -> tuple[RowLogprobs, ...]:
-    """Return what the rows `wanted` ask, whose logits are `logits`, `[rows, vocab]`.
+) -> RowsLooked:
+    """Look up what the rows `wanted` ask, whose logits are `logits`, `[rows, vocab]`.
 
     Row `i` drew `tokens[i]` and asks for the ids `named[i]` besides. With `places`, those are
     the rows of `logits` that are meant. Kernels do it where there is a `machine` to run them.
     """
-    own, told = told_at(logits, tokens, wanted.top, named, places, machine)
-    entries = []
-    for place, index in enumerate(map(int, wanted.indices)):
-        values, ids = told[place]
-        entries.append(
-            RowLogprobs(index, (own[place],), (values,) if ids else (), (ids,) if ids else ())
-        )
-    return tuple(entries)
+    return RowsLooked(wanted.indices, look_up(logits, tokens, wanted.top, named, places, machine))
 
 
 class PromptSpan(Struct, frozen=True, eq=False):
@@ -77,68 +128,81 @@ def span_of(
     return PromptSpan(index, place + first - start, tokens, top, admission.logprob_ids)
 
 
+class SpanLooked(Struct, frozen=True, eq=False):
+    """What was looked up for a span, some rows at a time."""
+
+    span: PromptSpan
+    parts: tuple[Looked, ...]
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return tuple(tensor for part in self.parts for tensor in part.tensors)
+
+    def told(self, arrays: Iterator[Array]) -> RowLogprobs:
+        """Return what the span tells; see `Looked.told`."""
+        own: list[float] = []
+        others: list[Told] = []
+        for part in self.parts:
+            values, besides = part.told(arrays)
+            own += values
+            others += besides
+        wanted = self.span.top or self.span.named
+        return RowLogprobs(
+            self.span.index,
+            tuple(own),
+            tuple(values for values, _ in others) if wanted else (),
+            tuple(ids for _, ids in others) if wanted else (),
+        )
+
+
 def prompt_logprobs(
     spans: Sequence[PromptSpan],
     logits_of: Callable[[Tensor], Tensor],
+    device: torch.device,
     machine: Machine | None = None,
-) -> tuple[RowLogprobs, ...]:
-    """Return what each span tells. `logits_of` computes the logits of tokens of the batch.
+) -> tuple[SpanLooked, ...]:
+    """Look up what each span tells. `logits_of` computes the logits of tokens of the batch.
 
     Rows are computed some at a time: those of a long prompt would fill the memory.
     """
-    told: list[RowLogprobs] = []
+    found: list[SpanLooked] = []
     for span in spans:
-        own: list[float] = []
-        others: list[Told] = []
+        parts = []
         for start in range(0, len(span.tokens), _ROWS_AT_A_TIME):
             tokens = span.tokens[start : start + _ROWS_AT_A_TIME]
-            rows = torch.arange(len(tokens)) + span.first + start
-            values, besides = told_at(
-                logits_of(rows),
-                torch.from_numpy(tokens.astype(np.int64)),
-                np.full(len(tokens), span.top, np.int32),
-                [span.named] * len(tokens),
-                machine=machine,
+            rows = torch.arange(len(tokens), device=device) + span.first + start
+            parts.append(
+                look_up(
+                    logits_of(rows),
+                    on_device(device, tokens.astype(np.int64)),
+                    np.full(len(tokens), span.top, np.int32),
+                    [span.named] * len(tokens),
+                    machine=machine,
+                )
             )
-            own += values
-            others += besides
-        wanted = span.top or span.named
-        told.append(
-            RowLogprobs(
-                span.index,
-                tuple(own),
-                tuple(values for values, _ in others) if wanted else (),
-                tuple(ids for _, ids in others) if wanted else (),
-            )
-        )
-    return tuple(told)
+        found.append(SpanLooked(span, tuple(parts)))
+    return tuple(found)
 
 
-def told_at(
+def look_up(
     logits: Tensor,
     tokens: Tensor,
     top: IntArray,
     named: Sequence[tuple[int, ...]],
     places: Tensor | None = None,
     machine: Machine | None = None,
-) -> tuple[list[float], list[Told]]:
-    """Return, for each row of `logits`, the log probability of its token, and what else is told.
+) -> Looked:
+    """Look up, for each row of `logits`, its token, its `top` likeliest and the ids `named`.
 
     With `places`, those rows of `logits` alone are meant.
     """
     most = min(int(top.max(initial=0)), logits.shape[1])
     look = _looked_at if machine is None else partial(_looked_at_by_kernels, machine)
-    own, best, ids, by_name = look(logits, tokens, top, most, named, places)
-    others = iter(by_name)
-    told: list[Told] = []
-    for row, count in enumerate(map(int, top)):
-        values = (*best[row][:count], *islice(others, len(named[row])))
-        told.append((values, (*ids[row][:count], *named[row])))
-    return own, told
+    return Looked(*look(logits, tokens, top, most, named, places), top, named)
 
 
-_Look = tuple[list[float], list[list[float]], list[list[int]], list[float]]
-"""Log probabilities of the rows' tokens, of their likeliest and whose those are, and by name."""
+_Look = tuple[Tensor, Tensor, Tensor, Tensor]
+"""See `Looked`."""
 
 
 def _looked_at(
@@ -150,11 +214,14 @@ def _looked_at(
     places: Tensor | None,
 ) -> _Look:
     logprobs = (logits if places is None else logits[places]).log_softmax(1)
-    own = logprobs.gather(1, tokens.unsqueeze(1)).squeeze(1).tolist()
-    best, ids = (part.tolist() for part in logprobs.topk(most, 1))
-    columns = torch.tensor([id_ for each in named for id_ in each], dtype=torch.int64)
-    rows = torch.from_numpy(np.repeat(np.arange(len(named)), [len(each) for each in named]))
-    return own, best, ids, logprobs[rows, columns].tolist()
+    own = logprobs.gather(1, tokens.unsqueeze(1)).squeeze(1)
+    best, ids = logprobs.topk(most, 1)
+    rows, columns = all_on_device(
+        logits.device,
+        np.repeat(np.arange(len(named)), [len(each) for each in named]),
+        np.array([id_ for each in named for id_ in each], np.int64),
+    )
+    return own, best, ids, logprobs[rows, columns]
 
 
 def _looked_at_by_kernels(
@@ -186,4 +253,4 @@ def _looked_at_by_kernels(
         most,
         *(each.data_ptr() for each in (starts, columns, own, best, ids, by_name)),
     )
-    return own.tolist(), best.tolist(), ids.tolist(), by_name.tolist()
+    return own, best, ids, by_name

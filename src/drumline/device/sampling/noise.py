@@ -12,6 +12,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from drumline.device.staging import all_on_device
+
 _GOLDEN = 0x9E3779B97F4A7C15
 _MIX_1 = 0xBF58476D1CE4E5B9
 _MIX_2 = 0x94D049BB133111EB
@@ -20,10 +22,14 @@ _UNIFORM_BITS = 52
 """As many as a half more can be added to without rounding to the next power of two."""
 
 
-def keys(seeds: npt.NDArray[np.uint64], positions: npt.NDArray[np.int64]) -> Tensor:
+_CPU = torch.device("cpu")
+
+
+def keys(
+    seeds: npt.NDArray[np.uint64], positions: npt.NDArray[np.int64], device: torch.device = _CPU
+) -> Tensor:
     """Return what the noise of each row is made from, int64 `[rows]`."""
-    rows = torch.from_numpy(seeds.view(np.int64))
-    places = torch.from_numpy(positions)
+    rows, places = all_on_device(device, seeds.view(np.int64), positions)
     return _mixed(_mixed(rows) ^ places * _signed(_GOLDEN))
 
 

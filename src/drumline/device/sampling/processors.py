@@ -9,13 +9,15 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import entry_points
 from typing import Any, Protocol
 
-import torch
+import numpy as np
 from msgspec import Struct
 from torch import Tensor
 
 from drumline.contract.arrays import IntArray
 from drumline.core.errors import ConfigError
+from drumline.device.guards import waiting_for
 from drumline.device.sampling.resident import Resident
+from drumline.device.staging import on_device
 
 GROUP = "drumline.logits_processors"
 
@@ -105,13 +107,13 @@ def process(
 def _run(
     processor: LogitsProcessor, logits: Tensor, asking: Sequence[tuple[int, Resident, Any]]
 ) -> None:
-    index = torch.tensor([row for row, _, _ in asking])
+    index = on_device(logits.device, np.array([row for row, _, _ in asking], np.int64))
     part = logits[index]
-    processor.process(
-        part,
-        [
-            ProcessedRow(one.admission.rid, params, one.admission.prompt_ids, one.answer)
-            for _, one, params in asking
-        ],
-    )
+    rows = [
+        ProcessedRow(one.admission.rid, params, one.admission.prompt_ids, one.answer)
+        for _, one, params in asking
+    ]
+    # Foreign code reads tensors as it likes.
+    with waiting_for(logits.device):
+        processor.process(part, rows)
     logits[index] = part

@@ -18,14 +18,23 @@ from drumline.device.kernels.native import Machine
 from drumline.device.sampling.constraints import Handful, advance, mask
 from drumline.device.sampling.draw import Draw, RowSettings, TorchDraw
 from drumline.device.sampling.edits import Asking, Edits
-from drumline.device.sampling.logprobs import PromptSpan, prompt_logprobs, row_logprobs
+from drumline.device.sampling.logprobs import (
+    PromptSpan,
+    RowsLooked,
+    SpanLooked,
+    prompt_logprobs,
+    row_logprobs,
+)
 from drumline.device.sampling.native_draw import NativeDraw
 from drumline.device.sampling.processors import LogitsProcessor
 from drumline.device.sampling.resident import Resident
+from drumline.device.staging import Download, all_on_device, on_device
+
+_CPU = torch.device("cpu")
 
 
 class Sampled(Struct, frozen=True, eq=False):
-    """One token a row, and the log probabilities asked for.
+    """One token a row, and what was looked up of its log probabilities.
 
     `bad` are the rows whose logits were not finite, `stuck` those whose request or grammar
     leaves no token, `[rows]` each. `faults` are the rows whose grammar could not go on,
@@ -35,9 +44,16 @@ class Sampled(Struct, frozen=True, eq=False):
     tokens: Tensor
     bad: Tensor
     stuck: Tensor
-    logprobs: tuple[RowLogprobs, ...] = ()
+    looked: tuple[RowsLooked, ...] = ()
     faults: tuple[int, ...] = ()
     failed: tuple[int, ...] = ()
+
+    @property
+    def logprobs(self) -> tuple[RowLogprobs, ...]:
+        """The log probabilities asked for; waits for the device."""
+        tensors = [tensor for each in self.looked for tensor in each.tensors]
+        arrays = iter(Download(tensors, self.tokens.device).wait())
+        return tuple(row for each in self.looked for row in each.told(arrays))
 
 
 class Sampler:
@@ -46,6 +62,7 @@ class Sampler:
     __slots__ = (
         "_alone",
         "_constrained",
+        "_device",
         "_draw",
         "_edited",
         "_edits",
@@ -61,6 +78,7 @@ class Sampler:
         vocab: int,
         processors: Mapping[str, LogitsProcessor] | None = None,
         *,
+        device: torch.device = _CPU,
         alone: bool = False,
         machine: Machine | None = None,
     ) -> None:
@@ -70,10 +88,11 @@ class Sampler:
         them one row at a time. `processors` are those that requests may name.
         """
         self._alone = alone and machine is None
+        self._device = device
         self._machine = machine
         self._residents: dict[str, Resident] = {}
         self._rows: list[Resident | None] = [None] * rows
-        self._edits = Edits(vocab, processors or {}, machine)
+        self._edits = Edits(vocab, processors or {}, device, machine)
         self._edited = np.zeros(rows, np.bool_)
         self._constrained = np.zeros(rows, np.bool_)
         self._settings = RowSettings(rows, vocab)
@@ -142,7 +161,7 @@ class Sampler:
         raw, places = logits, None
         telling = wanted is not None and len(wanted.indices)
         if wanted is not None and telling:
-            places = torch.from_numpy(wanted.indices.astype(np.int64))
+            places = on_device(self._device, wanted.indices.astype(np.int64))
             if edited.any() or constrained.any():
                 raw, places = logits[places], None
         asking: Asking = [
@@ -156,22 +175,23 @@ class Sampler:
             handful, faults = mask(logits, held, matchers)
             tokens, best = self._drawn(logits, rows, positions, handful)
             # A matcher's failure is none of the numbers'.
-            best[faults] = 0
+            if faults:
+                best[on_device(self._device, np.array(faults, np.int64))] = 0
         else:
             tokens, best = self._draw(logits, rows, positions)
         void = ~best.isfinite()
-        stuck = (best == -torch.inf) & torch.from_numpy(edited | constrained)
+        stuck = (best == -torch.inf) & on_device(self._device, edited | constrained)
         if matchers:
             faults += advance(tokens, void, held, matchers)
         if asking:
             self._edits.remember(asking, tokens)
-        told: tuple[RowLogprobs, ...] = ()
+        looked: tuple[RowsLooked, ...] = ()
         if wanted is not None and telling:
-            chosen = tokens[torch.from_numpy(wanted.indices.astype(np.int64))]
+            chosen = tokens[on_device(self._device, wanted.indices.astype(np.int64))]
             named = [self.resident(rows[i]).admission.logprob_ids for i in wanted.indices]
-            told = row_logprobs(raw, chosen, wanted, named, places, self._machine)
+            looked = (row_logprobs(raw, chosen, wanted, named, places, self._machine),)
         return Sampled(
-            tokens, void & ~stuck, stuck, told, tuple(sorted(set(faults))), tuple(failed)
+            tokens, void & ~stuck, stuck, looked, tuple(sorted(set(faults))), tuple(failed)
         )
 
     def resident(self, row: int) -> Resident:
@@ -187,24 +207,24 @@ class Sampler:
         """Draw, but the rows of a handful from what they have left."""
         if not len(handful.rows):
             return self._draw(logits, rows, positions)
-        tokens = torch.zeros(len(logits), dtype=torch.int64)
-        best = torch.zeros(len(logits), dtype=logits.dtype)
+        tokens = torch.zeros(len(logits), dtype=torch.int64, device=self._device)
+        best = logits.new_zeros(len(logits))
         others = np.delete(np.arange(len(logits)), handful.rows)
+        few = handful.rows
+        index, other = all_on_device(self._device, few, others)
         if len(others):
-            index = torch.from_numpy(others)
-            tokens[index], best[index] = self._draw(
+            tokens[other], best[other] = self._draw(
                 logits, rows[others], positions[others], places=others
             )
-        few, index = handful.rows, torch.from_numpy(handful.rows)
         places, best[index] = self._draw(handful.logits, rows[few], positions[few], handful.ids)
         tokens[index] = handful.ids.gather(1, places.unsqueeze(1)).squeeze(1)
         return tokens, best
 
     def prompt_logprobs(
         self, spans: Sequence[PromptSpan], logits_of: Callable[[Tensor], Tensor]
-    ) -> tuple[RowLogprobs, ...]:
-        """Return what each span tells; see `logprobs.prompt_logprobs`."""
-        return prompt_logprobs(spans, logits_of, self._machine)
+    ) -> tuple[SpanLooked, ...]:
+        """Look up what each span tells; see `logprobs.prompt_logprobs`."""
+        return prompt_logprobs(spans, logits_of, self._device, self._machine)
 
 
 def _only(wanted: LogprobPlan | None, row: int) -> LogprobPlan | None:
@@ -221,7 +241,11 @@ def _joined(each: Sequence[Sampled]) -> Sampled:
         torch.cat([one.tokens for one in each]),
         torch.cat([one.bad for one in each]),
         torch.cat([one.stuck for one in each]),
-        tuple(replace(told, index=row) for row, one in enumerate(each) for told in one.logprobs),
+        tuple(
+            replace(looked, indices=np.array([row], np.int32))
+            for row, one in enumerate(each)
+            for looked in one.looked
+        ),
         tuple(row for row, one in enumerate(each) if one.faults),
         tuple(row for row, one in enumerate(each) if one.failed),
     )
