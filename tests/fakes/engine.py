@@ -48,6 +48,7 @@ def registration(**changes) -> Registration:
         "max_num_seqs": 64,
         "instance_id": "fake",
         "device_backend": "fake kernels",
+        "device": "fake device",
         "kv_cache_dtype": "int8",
         "request_types": ["add", "abort", "control"],
         "positional_layouts": declared_layouts(),

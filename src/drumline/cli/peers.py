@@ -61,7 +61,7 @@ EQUIVALENTS: dict[str, str] = {
     "--enable-dp-attention": "use --data-parallel-size, which copies the model",
     "--tokenizer-path": _TOKENIZER,
     "--max-prefill-tokens": "use --chunked-prefill-size",
-    "--device": "the device is found by itself",
+    "--base-gpu-id": "use --device cuda:N",
     "--watchdog-timeout": "use --startup-timeout for the start-up",
     "--is-embedding": _NO_EMBEDDINGS,
     "--lora-paths": _NO_ADAPTERS,

@@ -68,6 +68,8 @@ class DeviceSpecs(Struct, frozen=True, kw_only=True):
     """Tokens one forward may feed."""
     backend: str
     """Which kernels run, for the log and `/server_info`."""
+    device: str = "cpu"
+    """What they run on, likewise: `cpu`, or CUDA and the GPU's name."""
     kv_dtype: str = "float32"
     """What keys and values are kept as: `float32`, `bfloat16`, `float16` or `int8`."""
     num_host_pages: int = 1

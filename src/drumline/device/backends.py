@@ -26,6 +26,7 @@ from drumline.device.models.config import QUANTIZED, DecoderConfig
 from drumline.device.native_attention import LANES, POOLS, NativeAttention, fits
 
 _log = logging.getLogger(__name__)
+_CPU = torch.device("cpu")
 
 _DTYPES = {
     Dtype.FLOAT32: torch.float32,
@@ -57,11 +58,14 @@ def chosen(
     model: DecoderConfig,
     ranks: int,
     kv: KvCacheDtype = KvCacheDtype.AUTO,
+    device: torch.device = _CPU,
 ) -> Chosen:
     """Return how a model is computed by `ranks` tensor-parallel ranks.
 
     Raises ConfigError where that is not what was asked for.
     """
+    if device.type == "cuda":
+        return _chosen_on_cuda(asked, model, kv)
     if asked.deterministic and ranks > _MOST_EXACT_SUMMANDS:
         raise ConfigError(
             "--deterministic",
@@ -109,6 +113,22 @@ def chosen(
         in_blocks if asked.deterministic else whole,
         machine,
     )
+
+
+def _chosen_on_cuda(asked: ModelConfig, model: DecoderConfig, kv: KvCacheDtype) -> Chosen:
+    """Return how a model is computed on CUDA: by torch, in floats."""
+    if asked.deterministic:
+        raise ConfigError("--deterministic", "is not to be had on CUDA in this version")
+    stored = model.stored_dtype
+    if asked.quantization is Quantization.GGUF:
+        raise ConfigError("--quantization", "no weights stay small integers on CUDA")
+    dtype = _DTYPES.get(asked.dtype)
+    if dtype is None:
+        dtype = torch.float32 if stored == "float32" else torch.bfloat16
+    if stored == QUANTIZED:
+        _log.info("quantized weights become %s: nothing computes them as stored on CUDA", dtype)
+    kept = resolve_kv_dtype(kv, dtype, packs=False)
+    return Chosen(dtype, KvForm(kept), Backend("torch", TorchLinear, TorchAttention), whole)
 
 
 def _in_lanes(model: DecoderConfig) -> bool:

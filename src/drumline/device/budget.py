@@ -9,19 +9,32 @@ from collections.abc import Callable
 from pathlib import Path
 
 import psutil
+import torch
 from msgspec import Struct
+from msgspec.structs import replace
 
-from drumline.core.config import DEFAULT_KVSTORE_RATIO, CacheConfig, Config, parse_bytes
+from drumline.core.config import (
+    DEFAULT_GPU_MEMORY_UTILIZATION,
+    DEFAULT_KV_CACHE_SIZE,
+    DEFAULT_KVSTORE_RATIO,
+    CacheConfig,
+    Config,
+    parse_bytes,
+)
 from drumline.core.errors import ConfigError, PeerError
+from drumline.device.choice import Room, room_of
 from drumline.device.host_cache import HostSizes
 from drumline.device.page import BLOCK_TOKENS
 
 MIB = 1 << 20
+_CPU = torch.device("cpu")
 
 _LEAST_PAGES = 2
 """The null page, and one to use."""
 _WORKSPACE_BYTES = 256 * MIB
 """What a forward needs beside weights and pool, roughly."""
+_CUDA_WORKSPACE_BYTES = 2048 * MIB
+"""As much on CUDA, where rows of the vocabulary are sorted whole and libraries take their part."""
 
 
 class Budget(Struct, frozen=True):
@@ -37,7 +50,11 @@ class Budget(Struct, frozen=True):
 
 
 def budget_of(
-    config: Config, page_bytes: int, weight_bytes: int, least: Callable[[int], int]
+    config: Config,
+    page_bytes: int,
+    weight_bytes: int,
+    least: Callable[[int], int],
+    device: torch.device = _CPU,
 ) -> Budget:
     """Return what fits beside this rank's weights; the same on every rank of the replica.
 
@@ -47,10 +64,14 @@ def budget_of(
     much, on the rank that it is too much for, and PeerError on the others.
     """
     # Shared with the other ranks of this machine, which start at the same time.
-    available = available_bytes() // config.parallel.local_ranks
+    host = available_bytes() // config.parallel.local_ranks
+    room, workspace, cache = Room(host, host), _WORKSPACE_BYTES, config.cache
+    if device.type == "cuda":
+        room, workspace = room_of(device), _CUDA_WORKSPACE_BYTES
+        cache = _on_cuda(cache)
     refusal = None
     try:
-        pages = pool_pages(config.cache, page_bytes, weight_bytes, available)
+        pages = pool_pages(cache, page_bytes, weight_bytes, room, workspace)
     except ConfigError as error:
         # The others are on their way into the agreement, and would wait there for this one.
         refusal, pages = error, 0
@@ -59,8 +80,32 @@ def budget_of(
         raise refusal
     if not pages:
         raise PeerError("another rank of the replica has no memory for the KV pool")
-    left = least(available - weight_bytes - _WORKSPACE_BYTES - pages * page_bytes)
+    if device.type != "cpu":
+        return Budget(pages, page_bytes, _beside_cuda(config))
+    left = least(host - weight_bytes - workspace - pages * page_bytes)
     return Budget(pages, page_bytes, host_sizes(config, pages, page_bytes, left))
+
+
+def _on_cuda(cache: CacheConfig) -> CacheConfig:
+    """Return what sizes the KV pool where the device's memory is there for it alone."""
+    sizes = cache.kv_cache_size, cache.max_total_tokens, cache.gpu_memory_utilization
+    if any(size is not None for size in sizes):
+        return cache
+    return replace(cache, gpu_memory_utilization=DEFAULT_GPU_MEMORY_UTILIZATION)
+
+
+def _beside_cuda(config: Config) -> HostSizes:
+    """Return the sizes of the host tiers beside CUDA, where there are none in this version.
+
+    Raises ConfigError where one is asked for.
+    """
+    for flag, asked in (
+        ("--enable-kvstore", config.cache.kvstore),
+        ("--retraction-snapshot-host-gb", config.cache.retraction_snapshot_host_gb),
+    ):
+        if asked:
+            raise ConfigError(flag, "there are no host tiers beside CUDA in this version")
+    return HostSizes()
 
 
 def available_bytes() -> int:
@@ -74,13 +119,20 @@ def available_bytes() -> int:
     return available
 
 
-def pool_pages(cache: CacheConfig, page_bytes: int, weight_bytes: int, available: int) -> int:
+def pool_pages(
+    cache: CacheConfig,
+    page_bytes: int,
+    weight_bytes: int,
+    memory: Room,
+    workspace: int = _WORKSPACE_BYTES,
+) -> int:
     """Return how many pages the KV pool has, the null page included.
 
     Raises ConfigError naming the flag that sized it where the pool holds no page, or
-    does not fit beside the weights into the `available` bytes.
+    does not fit beside the weights into what is available.
     """
-    beside = weight_bytes + _WORKSPACE_BYTES
+    beside = weight_bytes + workspace
+    available, taken = memory.available, memory.total - memory.available
     room = available - beside
     needs = f"weights and workspace take {beside // MIB} MiB, {available // MIB} MiB are available"
     most = _mib(room)
@@ -91,12 +143,14 @@ def pool_pages(cache: CacheConfig, page_bytes: int, weight_bytes: int, available
         most = str((room // page_bytes - 1) * BLOCK_TOKENS)
     elif cache.gpu_memory_utilization is not None:
         flag = "--gpu-memory-utilization"
-        pages = (int(available * cache.gpu_memory_utilization) - beside) // page_bytes
+        share = int(memory.total * cache.gpu_memory_utilization)
+        pages = (share - taken - beside) // page_bytes
         most = "1.0"
-        least = f"{math.ceil(100 * (beside + _LEAST_PAGES * page_bytes) / available) / 100}"
+        needed = taken + beside + _LEAST_PAGES * page_bytes
+        least = f"{math.ceil(100 * needed / memory.total) / 100}"
     else:
         flag = "--kv-cache-size"
-        pages = parse_bytes(flag, cache.kv_cache_size) // page_bytes
+        pages = parse_bytes(flag, cache.kv_cache_size or DEFAULT_KV_CACHE_SIZE) // page_bytes
     if room < _LEAST_PAGES * page_bytes:
         raise ConfigError(
             flag,

@@ -15,6 +15,7 @@ from drumline.core.config import Config, WeightUpdatePolicy
 from drumline.core.model_files import find_model
 from drumline.device.backends import chosen
 from drumline.device.budget import MIB, available_bytes, budget_of
+from drumline.device.choice import device_of, name_of, room_of, use
 from drumline.device.executor import Executor
 from drumline.device.forward_thread import ForwardThread
 from drumline.device.handle import DeviceHandle
@@ -59,17 +60,25 @@ def build(
     thread: ForwardThread,
     group: TensorGroup | None = None,
     stages: Stages | None = None,
+    device: torch.device | None = None,
 ) -> DeviceBuild:
     """Load the model and make its memory, on the forward thread.
 
-    With a `group`, this rank's part of both, and with `stages`, of this stage's layers.
+    With a `group`, this rank's part of both, and with `stages`, of this stage's layers; without
+    a `device`, on the one that a rank alone would take.
     Collective: every member of both. Raises ConfigError naming the flag or file that cannot be
     served, with the numbers that clash.
     """
-    return thread.call(lambda: _build(config, group or Alone(), stages or SingleStage()))
+
+    def built() -> DeviceBuild:
+        where = device or device_of(config.model.device)
+        use(where)
+        return _build(config, group or Alone(), stages or SingleStage(), where)
+
+    return thread.call(built)
 
 
-def _build(config: Config, group: TensorGroup, stages: Stages) -> DeviceBuild:
+def _build(config: Config, group: TensorGroup, stages: Stages, device: torch.device) -> DeviceBuild:
     clock = SystemClock()
     started = clock.now_us()
     files = find_model(config.model.model)
@@ -79,21 +88,23 @@ def _build(config: Config, group: TensorGroup, stages: Stages) -> DeviceBuild:
     granularity = config.cache.prefix_granularity
     check_granularity(granularity)
     shard = shard_of(model, group.index, group.size, stages.index, stages.size)
-    how = chosen(config.model, model, group.size, config.cache.kv_cache_dtype)
+    how = chosen(config.model, model, group.size, config.cache.kv_cache_dtype, device)
     dtype, backend = how.dtype, how.backend
     # Of the rank that holds most: all of a replica have as many pages.
     kv_heads, layers = most_kv_heads(model, group.size), most_layers(model, stages.size)
     page_bytes = 2 * layers * how.kv_form.side_bytes(BLOCK_TOKENS, kv_heads, model.head_dim)
-    device = torch.device("cpu")
-    loader = WeightLoader(
-        model, backend, dtype, device, group, how.apportioned, available_bytes, shard
-    )
+
+    def available() -> int:
+        return available_bytes() if device.type == "cpu" else room_of(device).available
+
+    loader = WeightLoader(model, backend, dtype, device, group, how.apportioned, available, shard)
     # Before anything is loaded, so that an oversized model is refused and not killed.
     budget = budget_of(
         config,
         page_bytes,
         loader.bytes_of(checkpoint),
         lambda value: stages.least(group.least(value)),
+        device,
     )
     loaded = loader.load(checkpoint)
     pool = KvPool(
@@ -110,13 +121,14 @@ def _build(config: Config, group: TensorGroup, stages: Stages) -> DeviceBuild:
         rows,
         model.vocab_size,
         load_processors(config.model.logits_processors, model.vocab_size),
+        device=device,
         alone=config.model.deterministic,
         machine=how.machine,
     )
     # One column more than the context fills: the block a last token would be written to.
     table = BlockTable(rows, max_model_len // BLOCK_TOKENS + 1)
     need = loaded.decoder.history
-    history = TokenHistory(rows, max_model_len) if need is not None else None
+    history = TokenHistory(rows, max_model_len, device) if need is not None else None
     executor = Executor(
         loaded.decoder,
         backend.attention(pool),
@@ -133,12 +145,13 @@ def _build(config: Config, group: TensorGroup, stages: Stages) -> DeviceBuild:
     dtype_name = str(dtype).removeprefix("torch.")
     load_ms = (clock.now_us() - started) // 1000
     _log.info(
-        "loaded %s in %d ms: %s back end, %s on cpu, %d threads; KV pool: %s, %d pages of %d "
+        "loaded %s in %d ms: %s back end, %s on %s, %d threads; KV pool: %s, %d pages of %d "
         "tokens, %d MiB; host cache: %d pages; suspended requests: %d pages",
         files.name,
         load_ms,
         backend.name,
         dtype_name,
+        device,
         torch.get_num_threads(),
         how.kv_form.name,
         budget.pages - 1,
@@ -164,6 +177,7 @@ def _build(config: Config, group: TensorGroup, stages: Stages) -> DeviceBuild:
         max_rows=config.schedule.max_num_seqs,
         max_scheduled_tokens=config.schedule.chunked_prefill_size,
         backend=backend.name,
+        device=name_of(device),
         kv_dtype=how.kv_form.name,
         num_host_pages=budget.host.host_pages,
         num_snapshot_pages=budget.host.snapshot_pages,

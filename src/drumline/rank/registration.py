@@ -33,6 +33,7 @@ def registration_of(
         kv_cache_size_tokens=max_request_tokens,
         request_types=["add", "abort", "control"],
         positional_layouts=declared_layouts(),
+        device=specs.device,
         device_backend=specs.backend,
         kv_cache_dtype=specs.kv_dtype,
     )

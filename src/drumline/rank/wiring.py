@@ -9,6 +9,8 @@ import tempfile
 import threading
 from typing import Protocol
 
+import torch
+
 from drumline.contract.specs import DeviceSpecs
 from drumline.contract.startup import RankSettings
 from drumline.control.event_loop import EventLoop, Ranks
@@ -20,6 +22,7 @@ from drumline.core.config import Config, GrammarBackend
 from drumline.core.errors import DrumlineError, PeerError
 from drumline.core.model_files import find_model
 from drumline.device.build import build
+from drumline.device.choice import device_of
 from drumline.device.data_plane import QueuedDataPlane
 from drumline.device.forward_thread import ForwardThread
 from drumline.device.guards import ForwardChecks, NoDevice
@@ -70,7 +73,9 @@ def _serve(
     reports.begin("loading the model")
     thread = ForwardThread()
     thread.call(lambda: share_processors(config.parallel.local_ranks))
-    device = build(config, thread, *_links(thread, company))
+    ranks = config.parallel.local_ranks
+    where = thread.call(lambda: device_of(config.model.device, company.rank % ranks, ranks))
+    device = build(config, thread, *_links(thread, company, where), where)
     specs = device.specs
     scheduler = Scheduler(SchedulerConfig.of(specs, config))
     data_plane = QueuedDataPlane(device.handle, thread)
@@ -175,7 +180,9 @@ def check_ended(link: Link) -> None:
         raise PeerError(f"the link to the frontend ended: {link.failure}")
 
 
-def _links(thread: ForwardThread, company: Company) -> tuple[TensorGroup | None, Stages | None]:
+def _links(
+    thread: ForwardThread, company: Company, device: torch.device
+) -> tuple[TensorGroup | None, Stages | None]:
     """Return the ranks that compute this replica's forwards, linked on the forward thread.
 
     Those are the members of this rank's stage, and the stages. Collective: over the replica,
@@ -195,10 +202,10 @@ def _links(thread: ForwardThread, company: Company) -> tuple[TensorGroup | None,
         group, stages = None, None
         if layout.tensor > 1:
             meeting = part_of(store, f"tensors of stage {stage}")
-            group = LinkedGroup(meeting, place, layout.tensor, host=host)
+            group = LinkedGroup(meeting, place, layout.tensor, host=host, device=device)
         if layout.pipeline > 1:
             meeting = part_of(store, f"stages at place {place}")
-            stages = LinkedStages(meeting, stage, layout.pipeline, host=host)
+            stages = LinkedStages(meeting, stage, layout.pipeline, host=host, device=device)
         return group, stages
 
     return thread.call(linked)
@@ -228,6 +235,6 @@ def _tag(company: Company) -> str:
 def _summary(specs: DeviceSpecs) -> str:
     return (
         f"{specs.model.name}: {specs.model.architecture} in {specs.model.dtype} on "
-        f"{specs.backend}, context {specs.model.max_model_len}, KV pool {specs.kv_tokens} tokens "
-        f"as {specs.kv_dtype}, {specs.max_rows} requests at a time"
+        f"{specs.device} by {specs.backend}, context {specs.model.max_model_len}, "
+        f"KV pool {specs.kv_tokens} tokens as {specs.kv_dtype}, {specs.max_rows} requests at a time"
     )

@@ -88,7 +88,7 @@ class Registration(Struct, kw_only=True):
     """What an engine serves; its first message on the input socket.
 
     `num_gpu_blocks` are device pages; `prefix_granularity` tokens are the smallest
-    prefix that requests share. `dtype` is `float16`, `bfloat16` or `float32`. The last two keys
+    prefix that requests share. `dtype` is `float16`, `bfloat16` or `float32`. The last three keys
     are drumline's own, for `/server_info`; others read over them.
     """
 
@@ -124,6 +124,7 @@ class Registration(Struct, kw_only=True):
     cache_trace_epochs: list[Any] = []
     device_backend: str | None = None
     kv_cache_dtype: str | None = None
+    device: str | None = None
 
 
 decode_greeting: Callable[[Buffer], Greeting] = decoder(Greeting)

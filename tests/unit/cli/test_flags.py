@@ -149,6 +149,7 @@ def test_a_flag_sets_its_field(argv, field, value):
         (["--drain-timeout", "inf"], "--drain-timeout: 'inf' will not do"),
         (["--startup-timeout", "inf"], "--startup-timeout: 'inf' will not do"),
         (["--served-model-name", ""], "will not do: expected `str` of length >= 1"),
+        (["--device", "rocm"], "--device: 'rocm' is no device; say auto, cpu, cuda or cuda:N"),
         (["--dtype", "int8"], "--dtype: 'int8' is none of auto, bfloat16, float16, float32"),
         (
             ["--kv-cache-dtype", "fp8_e4m3"],

@@ -125,10 +125,10 @@ def small_config(model, *, pages=64, **changes):
 class Rig:
     """A device and its data plane, and the little a scheduler must do to feed it."""
 
-    def __init__(self, config):
-        self.thread = ForwardThread()
+    def __init__(self, config, thread=None, device=None):
+        self.thread = thread or ForwardThread()
         try:
-            self.built = build(config, self.thread)
+            self.built = build(config, self.thread, device=device)
         except BaseException:
             self.thread.stop()
             raise

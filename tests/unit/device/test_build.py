@@ -14,6 +14,7 @@ from drumline.core.errors import ConfigError, InvariantError
 from drumline.device import backends, budget
 from drumline.device import build as builder
 from drumline.device.budget import pool_pages
+from drumline.device.choice import Room
 from drumline.device.forward_thread import ForwardThread
 
 from .conftest import Rig, small_config
@@ -127,7 +128,8 @@ def test_half_precision_serves_and_halves_the_pages(checkpoint, dtype):
 
 
 def pages(available_mib=1024, weights_mib=100, **cache):
-    return pool_pages(CacheConfig(**cache), PAGE_BYTES, weights_mib * MIB, available_mib * MIB)
+    room = Room(available_mib * MIB, available_mib * MIB)
+    return pool_pages(CacheConfig(**cache), PAGE_BYTES, weights_mib * MIB, room)
 
 
 def test_the_pool_is_as_large_as_was_asked():

@@ -407,6 +407,7 @@ async def test_server_info_has_every_setting_and_no_key(embedded):
             assert info["resolved"]["context_tokens"] == 2048
             assert info["resolved"]["kv_cache_dtype"] == "int8"
             assert info["resolved"]["backend"] == "fake kernels"
+            assert info["resolved"]["device"] == "fake device"
             assert info["engine"]["instance_id"] == "fake"
 
 

@@ -12,6 +12,8 @@ they are constructed.
 from msgspec import Struct
 
 from drumline.core.config.cache import (
+    DEFAULT_GPU_MEMORY_UTILIZATION,
+    DEFAULT_KV_CACHE_SIZE,
     DEFAULT_KVSTORE_RATIO,
     CacheConfig,
     KvCacheDtype,
@@ -34,7 +36,9 @@ from drumline.core.config.serving import (
 from drumline.core.errors import ConfigError
 
 __all__ = [
+    "DEFAULT_GPU_MEMORY_UTILIZATION",
     "DEFAULT_KVSTORE_RATIO",
+    "DEFAULT_KV_CACHE_SIZE",
     "CacheConfig",
     "ChatConfig",
     "Config",

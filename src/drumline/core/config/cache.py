@@ -28,6 +28,8 @@ class KvCacheDtype(StrEnum):
 
 
 DEFAULT_KVSTORE_RATIO = 2.0
+DEFAULT_KV_CACHE_SIZE = "2GiB"
+DEFAULT_GPU_MEMORY_UTILIZATION = 0.9
 
 
 class CacheConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -42,17 +44,19 @@ class CacheConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         ),
     ] = KvCacheDtype.AUTO
     kv_cache_size: Annotated[
-        str,
+        str | None,
         Meta(
-            description="memory for KV pages, such as 2GiB or 512MiB",
+            description=f"memory for KV pages, such as 2GiB or 512MiB; {DEFAULT_KV_CACHE_SIZE} by "
+            "default, but on CUDA what --gpu-memory-utilization leaves",
             extra=flags("--kv-cache-memory-bytes"),
         ),
-    ] = "2GiB"
+    ] = None
     gpu_memory_utilization: Annotated[
         Share | None,
         Meta(
             description="share of the device's memory (on a CPU, of the available memory) "
-            "to use in place of --kv-cache-size",
+            "to use in place of --kv-cache-size; on CUDA "
+            f"{DEFAULT_GPU_MEMORY_UTILIZATION} where nothing sizes the KV pool",
             extra=flags("--mem-fraction-static"),
         ),
     ] = None
@@ -152,7 +156,8 @@ class CacheConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     ] = 0
 
     def __post_init__(self) -> None:
-        parse_bytes("--kv-cache-size", self.kv_cache_size)
+        if self.kv_cache_size is not None:
+            parse_bytes("--kv-cache-size", self.kv_cache_size)
         if self.kvstore_size is not None:
             parse_bytes("--kvstore-size", self.kvstore_size, "gb")
         if self.kvstore and not self.prefix_caching:

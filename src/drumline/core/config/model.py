@@ -1,11 +1,15 @@
 """Which model is served, and how it is computed."""
 
+import re
 from enum import StrEnum
 from typing import Annotated
 
 from msgspec import Meta, Struct
 
 from drumline.core.config.fields import ContextTokens, ModelName, flags
+from drumline.core.errors import ConfigError
+
+_DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,4})?")
 
 
 class Dtype(StrEnum):
@@ -68,6 +72,14 @@ class ModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             extra=flags("--alias"),
         ),
     ] = ()
+    device: Annotated[
+        str,
+        Meta(
+            description="what a rank computes on: cpu, cuda, or cuda:N for the GPU of a machine's "
+            "first rank, behind which the others have the next ones; auto is cuda where torch sees "
+            "a GPU, else cpu"
+        ),
+    ] = "auto"
     dtype: Annotated[
         Dtype,
         Meta(
@@ -79,7 +91,8 @@ class ModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         Quantization,
         Meta(
             description="auto computes the 4- and 8-bit weights of GGUF files as they are, where "
-            "the processor has AVX2 and --dtype is auto; none turns them into floats of --dtype; "
+            "the processor has AVX2 and --dtype is auto, and never on CUDA; none turns them into "
+            "floats of --dtype; "
             "gguf refuses to start where they would be",
             extra=flags("-q"),
         ),
@@ -131,3 +144,9 @@ class ModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             "for which the engine waits"
         ),
     ] = 60.0
+
+    def __post_init__(self) -> None:
+        if _DEVICE.fullmatch(self.device) is None:
+            raise ConfigError(
+                "--device", f"{self.device!r} is no device; say auto, cpu, cuda or cuda:N"
+            )

@@ -90,6 +90,7 @@ class State:
             "dtype": service.registration.dtype,
             "kv_cache_dtype": service.registration.kv_cache_dtype,
             "backend": service.registration.device_backend,
+            "device": service.registration.device,
         }
         info["engine"] = service.registration
         info["internal_states"] = self._loads().loads
