@@ -8,6 +8,10 @@ machine; figures are medians, in ms, of decode steps behind `--context` tokens a
 512. `wall` is the time a step takes, `cpu` what its threads compute, waiting for each other by
 spinning included: with one thread it is what a busy machine changes least. `torch` has linear
 layers by torch, one by one, and attention by the kernels. The sampler is not in it.
+
+`products` are square matrix products by torch, measured among the others: what this machine makes
+of floats at best. `of_ceiling` is the prompt's part of that, by processor time: its products and
+attention by float32's, or where weights are bfloat16 and the processor multiplies it, by that one.
 """
 
 import argparse
@@ -36,6 +40,8 @@ from drumline.device.weight_loader import WeightLoader
 
 PROMPT = 512
 WAYS = ("stored", "float32", "bfloat16", "torch float32", "torch bfloat16")
+SQUARE = 1024
+CEILINGS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class Side:
@@ -66,6 +72,7 @@ class Side:
         self.decoder = loader.load(checkpoint).decoder
         self.load_ms = (time.perf_counter() - start) * 1e3
         self.backend = how.backend.name
+        self.prompt_flop = prompt_flop(model)
         rows, columns = max(*asked.batch, 1), -(-max(asked.context + 1, PROMPT) // BLOCK_TOKENS)
         pool = KvPool(
             layers=model.layers,
@@ -101,6 +108,32 @@ class Side:
         return (time.perf_counter() - wall) * 1e3, (time.process_time() - cpu) * 1e3
 
 
+def prompt_flop(model):
+    """Return the multiplications and additions of a prompt in a model's layers."""
+    attended = model.heads * model.head_dim
+    weights = model.hidden_size * (
+        2 * attended + 2 * model.kv_heads * model.head_dim + 3 * model.intermediate_size
+    )
+    pairs = PROMPT * (PROMPT + 1) // 2
+    return 2 * model.layers * (PROMPT * weights + 2 * pairs * attended)
+
+
+class Square:
+    """A matrix product that keeps a processor's multipliers as busy as any does."""
+
+    flop = 2 * SQUARE**3
+
+    def __init__(self, dtype):
+        self.sides = [torch.rand(SQUARE, SQUARE).to(dtype) for _ in range(2)]
+
+    @torch.inference_mode()
+    def gflops(self):
+        """Return what one product reaches, in 1e9 operations a second of processor time."""
+        cpu = time.process_time()
+        torch.mm(*self.sides)
+        return self.flop / (time.process_time() - cpu) / 1e9
+
+
 def main():
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     arguments.add_argument("--json", type=Path)
@@ -117,7 +150,13 @@ def main():
     cases = {f"decode {rows}": (rows, 1, asked.context) for rows in asked.batch}
     cases[f"prompt {PROMPT}"] = (1, PROMPT, 0)
     took = {name: {way: [] for way in sides} for name in cases}
+    squares = {name: Square(dtype) for name, dtype in CEILINGS.items()}
+    reached = {name: [] for name in squares}
     for turn in range(asked.rounds + 1):
+        for name, square in squares.items():
+            gflops = square.gflops()
+            if turn:
+                reached[name].append(gflops)
         for name, case in cases.items():
             for way, side in sides.items():
                 time_of = side.feed(*case)
@@ -133,6 +172,16 @@ def main():
         }
         for name, ways in took.items()
     }
+    ceilings = {name: round(statistics.median(each), 1) for name, each in reached.items()}
+    of_ceiling = {
+        way: round(
+            side.prompt_flop
+            / (figures[f"prompt {PROMPT}"][way]["cpu"] * 1e6)
+            / (max(ceilings.values()) if way.endswith("bfloat16") else ceilings["float32"]),
+            2,
+        )
+        for way, side in sides.items()
+    }
     report = {
         "benchmark": "step",
         "machine": machine("torch"),
@@ -142,6 +191,8 @@ def main():
         "load_ms": {way: round(side.load_ms) for way, side in sides.items()},
         "context": asked.context,
         "figures": figures,
+        "products": {name: {"gflops": value} for name, value in ceilings.items()},
+        "of_ceiling": of_ceiling,
     }
     print(json.dumps(report, indent=2))
     write(report, asked.json)
