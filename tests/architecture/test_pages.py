@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from drumline.cli.flags import CONFIG_FLAG, read_arguments
-from drumline.cli.verbs import Chat, Generate, Profile, Serve
+from drumline.cli.verbs import Bench, Chat, Generate, Profile, Serve
 from drumline.core.settings import settings_of
 
 ROOT = Path(__file__).parents[2]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
-VERBS = {"serve": Serve, "generate": Generate, "chat": Chat, "profile": Profile}
+VERBS = {"serve": Serve, "generate": Generate, "chat": Chat, "bench": Bench, "profile": Profile}
 FLAGS = {
     name
     for verb in VERBS.values()

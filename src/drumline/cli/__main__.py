@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from msgspec import Struct
 
 from drumline.cli.flags import assemble, read_arguments, variable_of
-from drumline.cli.verbs import Chat, Generate, Profile, Serve
+from drumline.cli.verbs import Bench, Chat, Generate, Profile, Serve
 from drumline.contract.startup import EXIT_FAILED, EXIT_OPERATOR
 from drumline.core.config import DistributedBackend, FrontendConfig
 from drumline.core.errors import ConfigError, DrumlineError
@@ -26,6 +26,7 @@ _VERBS: dict[str, tuple[type[Struct], str]] = {
     "serve": (Serve, "[MODEL]"),
     "generate": (Generate, "PROMPT|-"),
     "chat": (Chat, "[MODEL]"),
+    "bench": (Bench, ""),
     "profile": (Profile, "merge FILE|DIRECTORY…"),
 }
 _PLAIN = {
@@ -35,7 +36,6 @@ _PLAIN = {
 _OTHERS_VERBS = {
     "run": "use chat, or generate for a single answer",
     "complete": "use generate with --raw",
-    "bench": "measure with `make bench` in the repository; serve answers other engines' clients",
     "launch": "use serve",
     "start": "use serve",
 }
@@ -106,7 +106,7 @@ def _run(words: list[str]) -> int:
     for note in arguments.notes:
         print(f"drumline: note: {note}", file=sys.stderr)
     prompts = arguments.positionals
-    if command not in (Generate, Profile):
+    if command not in (Generate, Bench, Profile):
         model = _model_named(prompts)
         if model is not None:
             place = next(flag.place for flag in flags if flag.field == "model")
@@ -170,6 +170,10 @@ def _verb(choices: Struct, prompts: list[str], ahead: Ahead | None) -> Callable[
             from drumline.cli.profile import profile  # noqa: PLC0415
 
             return lambda: profile(choices, prompts)
+        case Bench():
+            from drumline.cli.bench import bench  # noqa: PLC0415
+
+            return lambda: bench(choices, prompts)
         case Chat():
             from drumline.cli.chat import chat  # noqa: PLC0415
 

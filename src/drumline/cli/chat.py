@@ -4,7 +4,8 @@ import contextlib
 import sys
 from collections.abc import Mapping
 
-from drumline.cli.engine import Progress, conversation, sampling, started
+from drumline.cli.engine import conversation, sampling, started
+from drumline.cli.progress import Progress
 from drumline.cli.verbs import Chat
 from drumline.core.errors import RequestError
 from drumline.launcher.rank_process import Ahead

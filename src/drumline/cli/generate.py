@@ -4,7 +4,8 @@ import sys
 
 import msgspec
 
-from drumline.cli.engine import Progress, conversation, sampling, started
+from drumline.cli.engine import conversation, sampling, started
+from drumline.cli.progress import Progress
 from drumline.cli.verbs import Generate
 from drumline.core.errors import ConfigError
 from drumline.launcher.rank_process import Ahead

@@ -14,7 +14,7 @@ _INDENT = " " * 6
 def usage(verb: str, about: str, positional: str, flags: Sequence[Setting]) -> str:
     """Return the help of one verb, its flags grouped by the structs that hold them."""
     width = min(shutil.get_terminal_size().columns, 100)
-    lines = [f"usage: drumline {verb} {positional} [flags]", "", about]
+    lines = [" ".join(filter(None, ("usage: drumline", verb, positional, "[flags]"))), "", about]
     group = ""
     for flag in flags:
         if flag.group != group:

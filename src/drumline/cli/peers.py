@@ -15,6 +15,7 @@ _BY_DEVICE = "leave it out, it follows from the device"
 _KV_DTYPE = "use --kv-cache-dtype, which is of keys and values alike"
 _NO_GRAPHS = "leave it out, forwards run without graphs and compile nothing"
 _LESS_LOG = "use --log-level warning, which silences the lines of requests and batches"
+_DRAWN = "leave it out, prompts are drawn at random"
 _SIZE = "set the pool in tokens with --max-total-tokens"
 
 EQUIVALENTS: dict[str, str] = {
@@ -55,6 +56,10 @@ EQUIVALENTS: dict[str, str] = {
     "--stream-interval": "leave it out, every token is sent as it comes",
     "--runner": _NO_EMBEDDINGS,
     "--task": _NO_EMBEDDINGS,
+    "--dataset-name": _DRAWN,
+    "--dataset-path": _DRAWN,
+    "--backend": "leave it out, any server of the OpenAI API is measured; see --endpoint",
+    "--save-result": "use --output-file",
     # SGLang
     "--ep-size": _NO_EXPERTS,
     "--ep": _NO_EXPERTS,

@@ -13,6 +13,7 @@ from drumline.core.config import (
     ProcessConfig,
     ScheduleConfig,
 )
+from drumline.core.config.bench import LoadConfig, TargetConfig
 from drumline.core.config.fields import Positive, flags
 
 
@@ -77,6 +78,26 @@ class Profile(Struct, frozen=True, kw_only=True):
     """Merge the profiles of several ranks into one."""
 
     merge: MergeOptions = MergeOptions()
+
+
+class ReportOptions(Struct, frozen=True, kw_only=True):
+    """What becomes of the figures."""
+
+    output_file: Annotated[
+        Annotated[str, Meta(min_length=1)] | None,
+        Meta(
+            description="a file for the figures as JSON, beside the table",
+            extra=flags("--result-filename"),
+        ),
+    ] = None
+
+
+class Bench(Struct, frozen=True, kw_only=True):
+    """Measure a server that runs, drumline's or another of the OpenAI API."""
+
+    target: TargetConfig = TargetConfig()
+    load: LoadConfig = LoadConfig()
+    report: ReportOptions = ReportOptions()
 
 
 class Serve(Struct, frozen=True, kw_only=True):

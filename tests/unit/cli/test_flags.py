@@ -7,7 +7,7 @@ import pytest
 from drumline.cli.flags import assemble, read_arguments, variable_of
 from drumline.cli.help import usage
 from drumline.cli.peers import EQUIVALENTS, IGNORED
-from drumline.cli.verbs import Chat, Generate, Serve
+from drumline.cli.verbs import Bench, Chat, Generate, Serve
 from drumline.core.config import Config, Dtype
 from drumline.core.errors import ConfigError
 from drumline.core.settings import converted, settings_of
@@ -227,7 +227,10 @@ def test_headless_ranks_dial_where_the_original_would():
 
 def test_what_is_said_of_other_engines_names_real_flags_and_shadows_none():
     known = {
-        n for verb in (Serve, Generate, Chat) for f in settings_of(verb) for n in f.names + f.off
+        n
+        for verb in (Serve, Generate, Chat, Bench)
+        for f in settings_of(verb)
+        for n in f.names + f.off
     }
     assert not known & (set(EQUIVALENTS) | set(IGNORED))
     for text in (*EQUIVALENTS.values(), *IGNORED.values()):
