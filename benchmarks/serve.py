@@ -14,16 +14,19 @@ import argparse
 import asyncio
 import json
 import random
-import statistics
 import time
-from collections.abc import AsyncIterator
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-
-import httpx
 
 from benchmarks.programs import served
 from benchmarks.report import machine, write
 from drumline import AsyncLLM, SamplingParams
+from drumline.bench.client import connected, target_of
+from drumline.bench.figures import percentile
+
+Grown = Callable[[int], None]
+"""Told how many tokens an answer has, whenever it has grown."""
+Ask = Callable[[list[int], Grown], Awaitable[None]]
 
 
 class Measured:
@@ -34,17 +37,18 @@ class Measured:
         self.gaps: list[float] = []
         self.tokens = 0
 
-    async def follow(self, counts: AsyncIterator[int]) -> None:
-        """Read a stream that yields how many tokens it has after each chunk."""
-        began = last = time.perf_counter()
+    async def follow(self, ask: Ask, prompt: list[int]) -> None:
+        """Have a prompt answered."""
+        last = time.perf_counter()
         total = 0
-        async for count in counts:
+
+        def grown(count: int) -> None:
+            nonlocal last, total
             now = time.perf_counter()
-            if total:
-                self.gaps.append(now - last)
-            else:
-                self.first.append(now - began)
+            (self.gaps if total else self.first).append(now - last)
             last, total = now, count
+
+        await ask(prompt, grown)
         self.tokens += total
 
     def row(self, streams: int, seconds: float) -> dict[str, float]:
@@ -60,9 +64,7 @@ class Measured:
 
 
 def _ms(values: list[float], share: float) -> float:
-    if len(values) < 2:
-        return round(1000 * sum(values), 1)
-    return round(1000 * statistics.quantiles(values, n=100)[round(100 * share) - 1], 1)
+    return round(1e3 * percentile(values, share), 1) if values else 0.0
 
 
 def prompts(count: int, length: int) -> list[list[int]]:
@@ -70,43 +72,43 @@ def prompts(count: int, length: int) -> list[list[int]]:
     return [[lots.randrange(1000, 40_000) for _ in range(length)] for _ in range(count)]
 
 
-async def run(options, ask) -> list[dict[str, float]]:
-    """Measure `ask` (a prompt to the counts of its tokens) at every number of streams."""
+async def run(options: argparse.Namespace, ask: Ask) -> list[dict[str, float]]:
+    """Measure `ask` at every number of streams."""
     warm = Measured()
-    await warm.follow(ask(prompts(1, options.prompt)[0]))
+    await warm.follow(ask, prompts(1, options.prompt)[0])
     rows = []
     for streams in options.streams:
         measured = Measured()
         began = time.perf_counter()
         await asyncio.gather(
-            *(measured.follow(ask(prompt)) for prompt in prompts(streams, options.prompt))
+            *(measured.follow(ask, prompt) for prompt in prompts(streams, options.prompt))
         )
         rows.append(measured.row(streams, time.perf_counter() - began))
         show(rows[-1])
     return rows
 
 
-def offline(options) -> list[dict[str, float]]:
+def offline(options: argparse.Namespace) -> list[dict[str, float]]:
     return asyncio.run(_offline(options))
 
 
-async def _offline(options) -> list[dict[str, float]]:
+async def _offline(options: argparse.Namespace) -> list[dict[str, float]]:
     params = SamplingParams(temperature=0, max_tokens=options.tokens, ignore_eos=True)
     async with AsyncLLM(options.model) as llm:
 
-        async def ask(prompt: list[int]) -> AsyncIterator[int]:
+        async def ask(prompt: list[int], grown: Grown) -> None:
             async for output in llm.generate(prompt, params):
-                yield len(output.outputs[0].token_ids)
+                grown(len(output.outputs[0].token_ids))
 
         return await run(options, ask)
 
 
-def http(options) -> list[dict[str, float]]:
+def http(options: argparse.Namespace) -> list[dict[str, float]]:
     with served([options.model] if options.model else []) as server:
         return asyncio.run(_http(options, server.url))
 
 
-async def _http(options, url: str) -> list[dict[str, float]]:
+async def _http(options: argparse.Namespace, url: str) -> list[dict[str, float]]:
     body = {
         "max_tokens": options.tokens,
         "temperature": 0,
@@ -114,21 +116,20 @@ async def _http(options, url: str) -> list[dict[str, float]]:
         "stream": True,
         "stream_options": {"include_usage": True, "continuous_usage_stats": True},
     }
-    limits = httpx.Limits(max_connections=None)
-    async with httpx.AsyncClient(base_url=url, timeout=600, limits=limits) as client:
+    target = target_of(url)
 
-        async def ask(prompt: list[int]) -> AsyncIterator[int]:
-            asked = body | {"prompt": prompt}
-            async with client.stream("POST", "/v1/completions", json=asked) as reply:
-                reply.raise_for_status()
-                async for line in reply.aiter_lines():
-                    if not line.startswith("data: {"):
-                        continue
-                    event = json.loads(line.removeprefix("data: "))
-                    if event["choices"] and event["usage"]["completion_tokens"]:
-                        yield event["usage"]["completion_tokens"]
+    async def ask(prompt: list[int], grown: Grown) -> None:
+        def heard(data: bytes) -> None:
+            event = json.loads(data)
+            if event["choices"] and event["usage"]["completion_tokens"]:
+                grown(event["usage"]["completion_tokens"])
 
-        return await run(options, ask)
+        async with connected(target) as connection:
+            await connection.post(
+                "/v1/completions", json.dumps(body | {"prompt": prompt}).encode(), heard
+            )
+
+    return await run(options, ask)
 
 
 def show(row: dict[str, float]) -> None:

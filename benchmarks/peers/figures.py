@@ -5,17 +5,9 @@ from collections.abc import Callable, Sequence
 
 from benchmarks.peers.engine import Answer
 from benchmarks.peers.work import Work
+from drumline.bench.figures import percentile
 
 Figure = Callable[[Work, Sequence[Answer]], float]
-
-
-def percentile(values: Sequence[float], share: float) -> float:
-    """Return the value that `share` of `values` are not above, between two where need be."""
-    ordered = sorted(values)
-    at = share * (len(ordered) - 1)
-    low = int(at)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (at - low)
 
 
 def seconds(answers: Sequence[Answer]) -> float:

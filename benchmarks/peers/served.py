@@ -1,27 +1,29 @@
-"""An engine behind HTTP, asked with streams over plain sockets.
+"""An engine behind HTTP, asked with streams by the client of `drumline bench`.
 
-The client reads lines and takes numbers out of events, and no more: what it costs, it takes
-from both sides' cores.
+Of events it takes the numbers, and no more: what it costs, it takes from both sides' cores.
 """
 
 import asyncio
-import re
+import contextlib
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import httpx
 import msgspec
 from msgspec import Struct
 
 from benchmarks.peers.child import Child
 from benchmarks.peers.engine import Answer, PeerFailed
 from benchmarks.peers.work import Work
+from drumline.bench.client import Target, connected
+from drumline.core.errors import PeerError
 
 _START_S = 600.0
 _WORK_S = 600.0
 _POLL_S = 0.1
-_STATUS = re.compile(rb"HTTP/1\.\d (\d+)")
+_HEALTH_S = 5.0
 
 
 class Grown(Struct, frozen=True):
@@ -74,7 +76,7 @@ class Served:
         command = self._command(self.port)
         self._child = Child(command, self._env, self._log, spoken_with=False)
         deadline = time.perf_counter() + _START_S
-        while asyncio.run(_status(self.port, self._health)) != 200:
+        while not _healthy(f"http://127.0.0.1:{self.port}{self._health}"):
             self._child.check()
             if time.perf_counter() > deadline:
                 raise PeerFailed(f"did not serve within {_START_S:.0f} s: {self._child.tail()}")
@@ -124,57 +126,37 @@ async def asked(port: int, dialect: Dialect, work: Work) -> list[Answer]:
 
 
 async def _answer(port: int, dialect: Dialect, prompt: list[int], tokens: int) -> Answer:
-    began = time.perf_counter()
     stamps: list[float] = []
     counts: list[int] = []
     decode_s: float | None = None
-    count = 0
+
+    def heard(event: bytes) -> None:
+        nonlocal decode_s
+        before = counts[-1] if counts else 0
+        grown = dialect.read(event, before)
+        if grown.tokens:
+            stamps.append(time.perf_counter())
+            counts.append(before + grown.tokens)
+        if grown.decode_s is not None:
+            decode_s = grown.decode_s
+
     body = msgspec.json.encode(dialect.body(prompt, tokens))
-    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 22)
     try:
-        writer.write(_head("POST", dialect.path, len(body)) + body)
-        status = _STATUS.match(await reader.readline())
-        if status is None or status[1] != b"200":
-            said = (await reader.read()).partition(b"\r\n\r\n")[2]
-            raise PeerFailed(f"answered {status and status[1].decode()}: {said[:300]!r}")
-        # Lines of headers and of chunks' sizes are passed over like the blank ones.
-        while line := await reader.readline():
-            if not line.startswith(b"data: {"):
-                continue
-            grown = dialect.read(line[6:], count)
-            if grown.tokens:
-                count += grown.tokens
-                stamps.append(time.perf_counter())
-                counts.append(count)
-            if grown.decode_s is not None:
-                decode_s = grown.decode_s
-    finally:
-        writer.close()
-    if count != tokens:
-        raise PeerFailed(f"an answer has {count} of {tokens} tokens")
-    return Answer(began, stamps, counts, decode_s)
+        async with connected(Target("127.0.0.1", port)) as connection:
+            began = time.perf_counter()
+            await connection.post(dialect.path, body, heard)
+    except PeerError as error:
+        raise PeerFailed(str(error)) from error
+    answer = Answer(began, stamps, counts, decode_s)
+    if answer.tokens != tokens:
+        raise PeerFailed(f"an answer has {answer.tokens} of {tokens} tokens")
+    return answer
 
 
-async def _status(port: int, path: str) -> int | None:
-    """Return the status of a plain request; None where nobody answers."""
-    try:
-        async with asyncio.timeout(5):
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            try:
-                writer.write(_head("GET", path, 0))
-                found = _STATUS.match(await reader.readline())
-                return int(found[1]) if found else None
-            finally:
-                writer.close()
-    except (OSError, TimeoutError):
-        return None
-
-
-def _head(method: str, path: str, length: int) -> bytes:
-    return (
-        f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n"
-        f"Content-Type: application/json\r\nContent-Length: {length}\r\n\r\n"
-    ).encode()
+def _healthy(url: str) -> bool:
+    with contextlib.suppress(httpx.HTTPError):
+        return httpx.get(url, timeout=_HEALTH_S).status_code == 200
+    return False
 
 
 def _free_port() -> int:
