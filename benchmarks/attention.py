@@ -105,8 +105,8 @@ class Subject:
         return (time.perf_counter() - start) * 1e3
 
     def _batch(self, attention, tokens, prefix):
-        rows = (np.array([each], np.int32) for each in (1, tokens, prefix))
-        return AttentionBatch(self.table, *rows, attention.pool.shape)
+        row, lengths, prefixes = (np.array([each], np.int32) for each in (1, tokens, prefix))
+        return AttentionBatch(self.table, row, lengths, prefixes, attention.pool.shape)
 
 
 def main():
@@ -119,7 +119,9 @@ def main():
     if asked.threads:
         torch.set_num_threads(asked.threads)
     subject = Subject()
-    steps = {kept: {SHORT: [], LONG: []} for kept in BARS}
+    steps: dict[KvCacheDtype, dict[int, list[float]]] = {
+        kept: {SHORT: [], LONG: []} for kept in BARS
+    }
     for _ in range(asked.rounds):
         for kept, contexts in steps.items():
             for context, times in contexts.items():
@@ -133,8 +135,9 @@ def main():
             "times": round(long / short, 2),
             "at most": BARS[kept],
         }
-        if BARS[kept] and long > BARS[kept] * short:
-            failures.append(f"{kept}: {long / short:.2f} times, at most {BARS[kept]}")
+        bar = BARS[kept]
+        if bar and long > bar * short:
+            failures.append(f"{kept}: {long / short:.2f} times, at most {bar}")
     if not asked.no_chunk:
         for kept in BARS:
             whole = min(subject.forward(kept, CHUNK, CHUNK) for _ in range(3))

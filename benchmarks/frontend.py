@@ -39,7 +39,7 @@ from drumline.frontend.workers.hub import Hub
 from drumline.launcher.front import Front, OneServer, SeveralServers
 from drumline.launcher.workers import Workers
 from drumline.wire.codec import encode
-from drumline.wire.frames import InputKind, decode_control, decode_generate, kind_of
+from drumline.wire.frames import Call, InputKind, decode_control, decode_generate, kind_of
 from drumline.wire.handshake import (
     Greeting,
     Registration,
@@ -163,7 +163,9 @@ class Engine:
         while len(self.rids) < most:
             frames = self._inputs.recv_multipart()
             if kind_of(frames) is InputKind.ADD:
-                self.rids.append(decode_generate(frames[1]).rid)
+                rid = decode_generate(frames[1]).rid
+                assert isinstance(rid, str)
+                self.rids.append(rid)
             else:
                 self._answer(frames)
 
@@ -175,6 +177,7 @@ class Engine:
     def _answer(self, frames: list[bytes]) -> None:
         if kind_of(frames) is InputKind.CONTROL:
             call = decode_control(frames[1])
+            assert isinstance(call, Call)
             reply = ControlReplySlim(call_id=call.call_id, success=False, message="unknown")
             self._outputs.send(encode(reply))
 

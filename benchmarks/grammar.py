@@ -19,6 +19,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -47,7 +48,7 @@ from drumline.grammar.compiler import GrammarCache
 from drumline.grammar.prepare import prepared
 from drumline.grammar.vocabulary import read_vocabulary
 
-PERSON = {
+PERSON: dict[str, Any] = {
     "type": "object",
     "properties": {
         "name": {"type": "string", "maxLength": 40},
@@ -66,7 +67,7 @@ ANSWER = {
     "about": 'A drummer of the north, who plays "everything" since 1999.',
 }
 ANY = {"title": "The quick brown fox", "list": [1, 2.5, None, {"x": "y"}], "in": {"deep": [True]}}
-CASES = {
+CASES: dict[str, tuple[Any, Any, list[Any]]] = {
     "schema": (GrammarKind.JSON_SCHEMA, json.dumps(PERSON), [ANSWER]),
     "any object": (GrammarKind.JSON_OBJECT, "", [ANY, ANSWER]),
 }
@@ -134,7 +135,7 @@ class Draws:
         self.sampler = Sampler(rows + 1, bed.vocabulary.size)
         self.at = [0] * rows
         self.logits = torch.randn(rows, bed.vocabulary.size, generator=torch.manual_seed(0))
-        self.spent = []
+        self.spent: list[float] = []
         for row in range(rows):
             self.restart(row)
         for step in range(len(self.script)):
@@ -328,7 +329,11 @@ def main(argv=None):
     options = parser.parse_args(argv)
     torch.set_num_threads(1)
     bed = Bed(options.backend)
-    report = {"benchmark": "grammar", "backend": options.backend, "machine": machine("torch")}
+    report: dict[str, Any] = {
+        "benchmark": "grammar",
+        "backend": options.backend,
+        "machine": machine("torch"),
+    }
     report["fill_us"], report["accept_us"] = {}, {}
     print(f"{options.backend}: µs of CPU, median, mean and 99th percentile")
     for name, (kind, source, values) in CASES.items():

@@ -80,6 +80,7 @@ class Copies:
         self.store([BlockMoves(0, every, every)])
         # Null block included, the pool's memory as it lies.
         device = self.kv.bytes.view(-1)
+        assert self.cache._host is not None
         self.flat = device, torch.from_numpy(self.cache._host._blocks.reshape(-1))
         self.random = np.random.default_rng(0)
 
@@ -97,7 +98,9 @@ class Copies:
         """Return GB/s of a plain copy of `mib` MiB or a bit more, and every way's share of that."""
         count = math.ceil(mib * MIB / self.block_bytes)
         size = count * self.block_bytes
-        plain, shares, work = [], {}, {}
+        plain: list[float] = []
+        shares: dict[str, list[float]] = {}
+        work: dict[str, list[float]] = {}
         for _ in range(self.rounds):
             took = {name: timed(act) for name, act in self.acts(count, size)}
             wall, cpu = took.pop("copy")
@@ -159,7 +162,7 @@ def steady_us(rounds, size=64):
         for n in range(size):
             engines[name].submit(f"r{n}", [n + 1, *range(1, 30)])
         engines[name].run(64)
-    took = {name: [] for name in engines}
+    took: dict[str, list[float]] = {name: [] for name in engines}
     for _ in range(rounds):
         for name, engine in engines.items():
             began = time.thread_time()
@@ -206,7 +209,9 @@ def load_back_ms(model, repeats):
         for _ in range(repeats):
             began = time.perf_counter()
             plan = Plan(round=1, batch=batch, bound=(Bound(1, 1, "a"),), patches=(patch,))
-            plane.complete(plane.execute(plan, Dispatch()))
+            ticket = plane.execute(plan, Dispatch())
+            assert ticket is not None
+            plane.complete(ticket)
             prefills.append(time.perf_counter() - began)
         moves = (BlockMoves(0, blocks, blocks[::-1].copy()),)
         store = WriteBack(0, moves, pinned=False)

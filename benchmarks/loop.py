@@ -98,7 +98,7 @@ class Rank:
                     rid=rid,
                     input_ids=ids,
                     sampling=Sampling(top_k=1),
-                    page_digests=page_digests(ids, self.granularity, ()),
+                    page_digests=page_digests(ids, self.granularity),
                     max_new_tokens=answer,
                     ignore_eos=True,
                     stream=True,
@@ -161,7 +161,7 @@ def main():
     print(f"{built.specs.backend}, {torch.get_num_threads()} threads")
     figures, kept = {}, True
     for rows in asked.batch:
-        taken = {0: [], 1: []}
+        taken: dict[int, list[tuple[float, ...]]] = {0: [], 1: []}
         for turn in range(asked.rounds + 1):
             for depth, values in taken.items():
                 value = Rank(config, built, thread, depth=depth).decode(rows, asked.steps)

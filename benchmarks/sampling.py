@@ -66,7 +66,7 @@ class Side:
 def measured(machine, way, rows, vocab, rounds):
     sampling, width, top = WAYS[way]
     sides = [Side(None, rows, vocab, sampling), Side(machine, rows, vocab, sampling)]
-    took = [[], []]
+    took: list[list[float]] = [[], []]
     generator = torch.Generator().manual_seed(rows)
     for turn in range(rounds + 1):
         logits = torch.randn((rows, vocab), generator=generator) * width

@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -35,7 +36,9 @@ try:
 except ImportError:
     cpp = None
 
-BARS = {
+Line = dict[str, Any]
+"""One row of a table: what it is about comes first."""
+BARS: dict[str, dict[Any, Any]] = {
     "steady decode, one group": {
         1: (25, None),
         16: (None, 1),
@@ -49,7 +52,7 @@ BARS = {
 }
 """Of each table's rows: microseconds, and times faster than the C++ scheduler."""
 
-PEER_THERE = {
+PEER_THERE: dict[str, dict[int, float]] = {
     "steady decode, one group": {1: 9.3, 16: 38.9, 64: 140, 256: 579, 1024: 5231},
     "admission with a cached prefix": {2048: 76, 32_768: 1771},
     "hashing a prompt's pages, off the loop": {2048: 58, 32_768: 886},
@@ -136,6 +139,7 @@ class OursSteady:
         plan = self._scheduler.plan()
         planned = now()
         batch, ones = plan.batch, self._ones
+        assert batch is not None
         results = Results(rows=batch.rows, generations=batch.generations, counts=ones, tokens=ones)
         before = now()
         self._scheduler.advance([results])
@@ -161,10 +165,10 @@ def cpp_config(rows: int, pages: int, window: int | None = None):
     return cfg
 
 
-def cpp_read(plan) -> list[str]:
+def cpp_read(plan: Any) -> list[str]:
     """Look at what a caller needs of a plan; returns the request ids."""
     batch = plan.forward[0]
-    rids = batch.request_ids
+    rids: list[str] = batch.request_ids
     _ = (batch.request_pool_indices, batch.input_lengths, batch.block_tables_arrays())
     _ = (plan.pages_to_zero_arrays(), plan.pages_to_copy_arrays(), plan.cache, plan.aborts)
     return rids
@@ -215,7 +219,7 @@ class CppSteady:
         return (now() - start,)
 
 
-def steady(quick: bool, window: int | None) -> list[dict[str, object]]:
+def steady(quick: bool, window: int | None) -> list[Line]:
     lines = []
     for rows in (1, 16, 64, 256, 1024):
         rounds = 100 if quick else 400
@@ -224,7 +228,7 @@ def steady(quick: bool, window: int | None) -> list[dict[str, object]]:
             works.append((CppSteady(rows, window).round, min(rounds, 20_000 // rows + 20)))
         ours, *theirs = in_turns(*works)
         plans, commits = map(list, zip(*ours, strict=True))
-        line: dict[str, object] = {"rows": rows, "plan": median(plans), "commit": median(commits)}
+        line: Line = {"rows": rows, "plan": median(plans), "commit": median(commits)}
         line["total"] = median([sum(parts) for parts in ours])
         if theirs:
             line["cpp"] = median([sum(parts) for parts in theirs[0]])
@@ -254,6 +258,7 @@ class OursHit:
         submitted = now()
         plan = self._scheduler.plan()
         end = now()
+        assert plan.batch is not None
         if self._made > 2:
             assert plan.batch.prefix_lengths.tolist() == [len(self._base)]
         _commit(self._scheduler, plan.batch)
@@ -300,7 +305,7 @@ class CppHit:
         return (took,)
 
 
-def hits(quick: bool) -> list[dict[str, object]]:
+def hits(quick: bool) -> list[Line]:
     lines = []
     for length in (2048, 32_768):
         repeats = 10 if quick else 40
@@ -309,7 +314,7 @@ def hits(quick: bool) -> list[dict[str, object]]:
             works.append((CppHit(length).round, repeats))
         ours, *theirs = in_turns(*works)
         submits, plans = map(list, zip(*ours, strict=True))
-        line: dict[str, object] = {"hit": length, "submit": median(submits), "plan": median(plans)}
+        line: Line = {"hit": length, "submit": median(submits), "plan": median(plans)}
         line["total"] = median([sum(parts) for parts in ours])
         if theirs:
             line["cpp"] = median([sum(parts) for parts in theirs[0]])
@@ -317,7 +322,7 @@ def hits(quick: bool) -> list[dict[str, object]]:
     return lines
 
 
-def hashing(quick: bool) -> list[dict[str, object]]:
+def hashing(quick: bool) -> list[Line]:
     lines = []
     for length in (2048, 32_768):
         tokens = np.random.default_rng(0).integers(0, 32_000, length).astype(np.int32)
@@ -339,7 +344,7 @@ def hashing(quick: bool) -> list[dict[str, object]]:
             return (now() - start,)
 
         mine, loop = in_turns((ours, repeats), (bare, repeats))
-        line: dict[str, object] = {"tokens": length, "total": median([one for (one,) in mine])}
+        line: Line = {"tokens": length, "total": median([one for (one,) in mine])}
         line["bare loop"] = median([one for (one,) in loop])
         lines.append(line)
     return lines
@@ -455,11 +460,11 @@ class CppUnderChurn:
         return took + now() - start, len(rids)
 
 
-def churn(quick: bool) -> list[dict[str, object]]:
+def churn(quick: bool) -> list[Line]:
     lines = []
     rounds = 300 if quick else 1500
     for rate in (0.10, 0.25):
-        line: dict[str, object] = {"rate": str(rate)}
+        line: Line = {"rate": str(rate)}
         drivers = {"total": OursUnderChurn(rate).round}
         if cpp is not None:
             drivers["cpp"] = CppUnderChurn(rate).round
@@ -479,9 +484,9 @@ def churn(quick: bool) -> list[dict[str, object]]:
     return lines
 
 
-def growth(quick: bool) -> list[dict[str, object]]:
+def growth(quick: bool) -> list[Line]:
     """What rounds cost in pools of different sizes, and when more and more have gone before."""
-    lines: list[dict[str, object]] = []
+    lines: list[Line] = []
     for pages in (5_000, 50_000, 500_000):  # the smallest holds 64 rows of 1,250 tokens
         rounds = in_turns((OursSteady(64, pages=pages).round, 300 if quick else 600))[0]
         total = float(np.percentile([sum(parts) for parts in rounds], 25)) / 1e3
@@ -517,7 +522,7 @@ def flat_memory(rounds: int) -> None:
         print(f"{(tenth + 1) * (rounds // 10):8}   {resident:12.1f}   {len(gc.get_objects()):7}")
 
 
-def judge(title: str, line: dict[str, object], slower: dict[int, float]) -> None:
+def judge(title: str, line: Line, slower: dict[int, float]) -> None:
     """Add ratio, bar and whether it holds to one line of a table.
 
     `slower` is by how much this machine is slower than the one the bars were set on, by size.
@@ -547,7 +552,7 @@ def _yes(holds: bool) -> str:
     return "yes" if holds else "no"
 
 
-def show(title: str, lines: list[dict[str, object]]) -> None:
+def show(title: str, lines: list[Line]) -> None:
     print(f"\n{title}")
     texts = [[_text(value) for value in line.values()] for line in lines]
     cells = [list(lines[0]), *texts]
@@ -571,7 +576,7 @@ def main() -> None:
     if args.flat_memory:
         flat_memory(args.flat_memory)
         return
-    parts: dict[str, Callable[[], list[dict[str, object]]]] = {
+    parts: dict[str, Callable[[], list[Line]]] = {
         "steady decode, one group": lambda: steady(args.quick, None),
         "steady decode, full and window group": lambda: steady(args.quick, 128),
         "admission with a cached prefix": lambda: hits(args.quick),
@@ -579,7 +584,7 @@ def main() -> None:
         "churn": lambda: churn(args.quick),
         "cost by pool and by uptime": lambda: growth(args.quick),
     }
-    figures = {}
+    figures: dict[str, list[Line]] = {}
     slower: dict[int, float] = {}
     for title, measure in parts.items():
         figures[title] = measure()

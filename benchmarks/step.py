@@ -43,6 +43,9 @@ WAYS = ("stored", "float32", "bfloat16", "torch float32", "torch bfloat16")
 SQUARE = 1024
 CEILINGS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
+Times = dict[str, dict[str, list[tuple[float, float]]]]
+"""Of a case and a way: ms of time and of processor time of each round."""
+
 
 class Side:
     """A model with a pool, and rows whose contexts hold whatever the pool does."""
@@ -50,10 +53,11 @@ class Side:
     def __init__(self, asked, way):
         checkpoint = open_checkpoint(find_model(asked.model))
         model = checkpoint.config
-        settings = {"quantization": Quantization.AUTO}
+        settings = ModelConfig(model=asked.model, quantization=Quantization.AUTO)
         if way != "stored":
-            settings = {"quantization": Quantization.NONE, "dtype": Dtype(way.split()[-1])}
-        how = chosen(ModelConfig(model=asked.model, **settings), model, 1)
+            dtype = Dtype(way.split()[-1])
+            settings = structs.replace(settings, quantization=Quantization.NONE, dtype=dtype)
+        how = chosen(settings, model, 1)
         if way.startswith("torch"):
             layers = structs.replace(how.backend, name=way, one_call=False)
             how = structs.replace(how, backend=layers)
@@ -149,9 +153,9 @@ def main():
     sides = {way: Side(asked, way) for way in asked.ways}
     cases = {f"decode {rows}": (rows, 1, asked.context) for rows in asked.batch}
     cases[f"prompt {PROMPT}"] = (1, PROMPT, 0)
-    took = {name: {way: [] for way in sides} for name in cases}
+    took: Times = {name: {way: [] for way in sides} for name in cases}
     squares = {name: Square(dtype) for name, dtype in CEILINGS.items()}
-    reached = {name: [] for name in squares}
+    reached: dict[str, list[float]] = {name: [] for name in squares}
     for turn in range(asked.rounds + 1):
         for name, square in squares.items():
             gflops = square.gflops()

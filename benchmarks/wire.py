@@ -34,6 +34,7 @@ from drumline.wire.handshake import (
     identity_of,
 )
 from drumline.wire.layout import decode_output
+from drumline.wire.output import BatchTokenIDOutSlim
 from drumline.wire.request import TokenizedGenerateReqInput
 from drumline.wire.sampling import SamplingParams
 
@@ -137,7 +138,9 @@ async def client_figures(rows, batches):
     fresh = iter([decode_output(payload) for _ in range(batches + 10)])
 
     def cut():
-        client._cut(next(fresh))  # the part alone has no other door
+        batch = next(fresh)
+        assert isinstance(batch, BatchTokenIDOutSlim)
+        client._cut(batch)  # the part alone has no other door
 
     cut_us = median_us(cut, batches)
 

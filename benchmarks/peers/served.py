@@ -162,7 +162,8 @@ def _healthy(url: str) -> bool:
 def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+        port: int = probe.getsockname()[1]
+        return port
 
 
 class _Usage(Struct):

@@ -8,6 +8,7 @@ import json
 import os
 import sys
 import time
+from typing import Any
 
 from drumline import AsyncLLM, SamplingParams
 
@@ -15,7 +16,7 @@ from drumline import AsyncLLM, SamplingParams
 async def answered(llm, prompt, tokens, due):
     await asyncio.sleep(max(0.0, due - time.perf_counter()))
     params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
-    answer = {"began": time.perf_counter(), "stamps": [], "counts": []}
+    answer: dict[str, Any] = {"began": time.perf_counter(), "stamps": [], "counts": []}
     async for output in llm.generate(prompt, params):
         answer["stamps"].append(time.perf_counter())
         answer["counts"].append(len(output.outputs[0].token_ids))

@@ -11,6 +11,7 @@ import json
 import os
 import sys
 import time
+from typing import Any
 
 import numpy as np
 import openvino
@@ -57,8 +58,8 @@ class Live:
 
 def answered(engine, work, first_id):
     waiting = sorted(range(len(work["prompts"])), key=lambda index: work["arrivals"][index])
-    answers = [{"stamps": [], "counts": []} for _ in waiting]
-    live = []
+    answers: list[dict[str, Any]] = [{"stamps": [], "counts": []} for _ in waiting]
+    live: list[Live] = []
     start = time.perf_counter()
     while waiting or live:
         while waiting and start + work["arrivals"][waiting[0]] <= time.perf_counter():

@@ -12,7 +12,7 @@ from benchmarks.peers.bars import CONTESTS, Bar, Contest
 from benchmarks.peers.child import Child
 from benchmarks.peers.driven import Driven
 from benchmarks.peers.engine import Answer, PeerFailed, Side
-from benchmarks.peers.figures import FIGURES, percentile
+from benchmarks.peers.figures import FIGURES
 from benchmarks.peers.place import Place, install
 from benchmarks.peers.report import Row, as_json, table
 from benchmarks.peers.work import WORKS, Sizes, Work
@@ -60,12 +60,6 @@ def test_requests_arrive_one_after_the_other_at_the_rate():
     assert work.arrivals == sorted(work.arrivals)
     assert work.arrivals[-1] < 500
     assert 3.5 < len(work.arrivals) / 500 < 4.5
-
-
-def test_percentiles_lie_between_values():
-    assert percentile([4.0, 1.0, 3.0, 2.0], 0.5) == 2.5
-    assert percentile([1.0], 0.99) == 1.0
-    assert percentile(list(range(101)), 0.99) == 99
 
 
 def test_figures_of_answers():
