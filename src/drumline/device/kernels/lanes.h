@@ -107,6 +107,13 @@ inline Floats silu(Floats x) {
   return _mm256_div_ps(x, _mm256_add_ps(all(1.f), exponential(_mm256_sub_ps(_mm256_setzero_ps(), x))));
 }
 
+// Four bytes as one value, wherever they lie.
+inline int32_t word(const void* from) {
+  int32_t made;
+  __builtin_memcpy(&made, from, 4);
+  return made;
+}
+
 // Products of weights with activations: a lane of 32 bits holds four inputs of one output.
 #ifdef __AVX512VNNI__
 constexpr int kWide = 16;
@@ -116,7 +123,7 @@ inline Ints wide(const uint8_t* from) { return _mm512_loadu_si512(from); }
 inline Ints none() { return _mm512_setzero_si512(); }
 inline Ints low_nibbles(Ints w) { return _mm512_and_si512(w, _mm512_set1_epi8(15)); }
 inline Ints high_nibbles(Ints w) { return low_nibbles(_mm512_srli_epi16(w, 4)); }
-inline Ints four(const int8_t* x) { return _mm512_set1_epi32(*reinterpret_cast<const int32_t*>(x)); }
+inline Ints four(const int8_t* x) { return _mm512_set1_epi32(word(x)); }
 // Nibbles times signed bytes: a block's sums.
 inline Ints add_nibbles(Ints sums, Ints w, Ints x) { return _mm512_dpbusd_epi32(sums, w, x); }
 inline Ints of_nibbles(Ints sums) { return sums; }
@@ -144,7 +151,7 @@ inline Ints wide(const uint8_t* from) { return _mm256_loadu_si256(reinterpret_ca
 inline Ints none() { return _mm256_setzero_si256(); }
 inline Ints low_nibbles(Ints w) { return _mm256_and_si256(w, _mm256_set1_epi8(15)); }
 inline Ints high_nibbles(Ints w) { return low_nibbles(_mm256_srli_epi16(w, 4)); }
-inline Ints four(const int8_t* x) { return _mm256_set1_epi32(*reinterpret_cast<const int32_t*>(x)); }
+inline Ints four(const int8_t* x) { return _mm256_set1_epi32(word(x)); }
 // Pairs are summed in 16 bits: a block's eight come to at most 8 * 2 * 15 * 127, which fits.
 inline Ints add_nibbles(Ints sums, Ints w, Ints x) {
   sums = _mm256_add_epi16(sums, _mm256_maddubs_epi16(w, x));
