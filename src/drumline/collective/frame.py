@@ -1,11 +1,12 @@
-"""The bytes of an exchange: which exchange a frame belongs to, and its body.
+"""The bytes of an exchange: which exchange a frame belongs to, and its parts.
 
-A frame is the length of its body, a tag, and the body. The tag says everything the two ends
-must agree on: operation, its detail, the group's sequence number, and the group. A receiver
-compares it, whole, with the tag of the exchange it is in; only a mismatch is ever decoded, to
-say what the other end was doing.
+A frame is the exchange's number in its group, the length of its body, a tag, and the body: the
+lengths of its parts, then those. The tag says what else the two ends must agree on: operation,
+its detail, and the group. Frames of one kind of exchange whose parts have the same lengths are
+alike but for number and parts, so each is packed, and read, by one call of a `Form`; only a
+frame that is not as expected is ever decoded, to say what the other end was doing.
 
-It does not know sockets, nor what a body means.
+It does not know sockets, nor what a part means.
 """
 
 import struct
@@ -18,11 +19,12 @@ from zlib import crc32
 from drumline.contract.ports import Reduce
 from drumline.core.errors import InvariantError
 
-# Of the body, in bytes; a frame begins with it.
-LENGTH = struct.Struct("<Q")
-# Operation, bytes of the group's label, detail, sequence.
-_TAG = struct.Struct("<BxHIQ")
-HEAD_BYTES = LENGTH.size + _TAG.size
+# Operation, bytes of the group's label, detail.
+_TAG = struct.Struct("<BxHI")
+# Number of the exchange, bytes of the body.
+_FRONT = struct.Struct("<QQ")
+HEAD_BYTES = _FRONT.size + _TAG.size
+_LENGTH = struct.Struct("<Q")
 _LONGEST_SPANS = 48
 _LONGEST_NAME = 64
 _INT64 = range(-(2**63), 2**63)
@@ -71,30 +73,44 @@ def _spans(members: Sequence[int]) -> str:
     )
 
 
-def tag(operation: Operation, detail: int, sequence: int, group: bytes) -> bytes:
-    """Return the tag that all frames of one exchange carry."""
-    return _TAG.pack(operation, len(group), detail, sequence) + group
+def tag(operation: Operation, detail: int, group: bytes) -> bytes:
+    """Return the tag that the frames of one kind of exchange carry."""
+    return _TAG.pack(operation, len(group), detail) + group
 
 
-def framed(exchange: bytes, body: bytes) -> bytes:
-    """Return a whole frame of the exchange that tag `exchange` names."""
-    return b"".join((LENGTH.pack(len(body)), exchange, body))
+class Form:
+    """Frames of one kind of exchange whose parts have these lengths."""
+
+    __slots__ = ("head", "lengths", "pack", "size", "unpack")
+
+    def __init__(self, tag: bytes, lengths: tuple[int, ...]) -> None:
+        told = struct.pack(f"<{len(lengths)}Q", *lengths)
+        self.lengths = lengths
+        self.head = _LENGTH.pack(len(told) + sum(lengths)) + tag + told
+        """What they have between their number and their parts."""
+        whole = struct.Struct(f"<Q{len(self.head)}s{''.join(f'{each}s' for each in lengths)}")
+        self.size = whole.size
+        self.pack = whole.pack
+        """Returns a frame of a number, the head, and parts."""
+        self.unpack = whole.unpack_from
+        """Returns those again, of a frame in a buffer."""
 
 
-def label_bytes(head: bytes) -> int:
-    """Return the length of the group's label behind this head of HEAD_BYTES."""
-    return int(_TAG.unpack_from(head, LENGTH.size)[1])
+def front(head: bytes) -> tuple[int, int, int]:
+    """Return a frame's number, and the lengths of its body and label, from its HEAD_BYTES."""
+    sequence, body = _FRONT.unpack_from(head)
+    return sequence, body, _TAG.unpack_from(head, _FRONT.size)[1]
 
 
 def tag_of(head: bytes, group: bytes) -> bytes:
-    """Return the tag that a head and the label behind it make up."""
-    return head[LENGTH.size :] + group
+    """Return the tag that a frame's head and the label behind it make up."""
+    return head[_FRONT.size :] + group
 
 
-def describe(exchange: bytes) -> str:
-    """Return a tag in words: `all-gather 7 of replica[0-3]`."""
-    operation, _, detail, sequence = _TAG.unpack_from(exchange)
-    group = exchange[_TAG.size :].decode(errors="replace")
+def describe(tag: bytes, sequence: int) -> str:
+    """Return an exchange in words: `all-gather 7 of replica[0-3]`."""
+    operation, _, detail = _TAG.unpack_from(tag)
+    group = tag[_TAG.size :].decode(errors="replace")
     try:
         what = _words(Operation(operation), detail)
     except (ValueError, IndexError):
@@ -116,27 +132,21 @@ def _words(operation: Operation, detail: int) -> str:
             assert_never(operation)
 
 
-def joined(payloads: Sequence[bytes]) -> bytes:
-    """Return payloads as one body: their lengths, then their bytes."""
-    lengths = struct.pack(f"<{len(payloads)}Q", *map(len, payloads))
-    return b"".join((lengths, *payloads))
-
-
 def split(body: bytes, count: int) -> list[bytes]:
-    """Return the `count` payloads of a joined body."""
-    start = 8 * count
+    """Return the `count` parts of a body."""
+    start = _LENGTH.size * count
     if len(body) < start:
         raise InvariantError(f"a body of {len(body)} bytes cannot hold {count} lengths")
     lengths = struct.unpack_from(f"<{count}Q", body)
     if start + sum(lengths) != len(body):
         raise InvariantError(
-            f"a body of {len(body)} bytes does not hold {count} payloads of {sum(lengths)} bytes"
+            f"a body of {len(body)} bytes does not hold {count} parts of {sum(lengths)} bytes"
         )
-    payloads = []
+    parts = []
     for length in lengths:
-        payloads.append(body[start : start + length])
+        parts.append(body[start : start + length])
         start += length
-    return payloads
+    return parts
 
 
 def packed(row: Sequence[int]) -> bytes:

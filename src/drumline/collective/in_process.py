@@ -140,7 +140,8 @@ class _Meeting:
         return self._words(self._exchange) if self._exchange else self._label.decode()
 
     def _words(self, exchange: tuple[Operation, int, int]) -> str:
-        return frame.describe(frame.tag(*exchange, self._label))
+        operation, detail, sequence = exchange
+        return frame.describe(frame.tag(operation, detail, self._label), sequence)
 
     def enter(
         self,

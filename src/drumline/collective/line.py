@@ -8,97 +8,99 @@ import contextlib
 import socket
 
 from drumline.collective import frame
+from drumline.collective.frame import Form
 from drumline.core.errors import InvariantError
 
 _READ_AHEAD_BYTES = 16 * 1024
-_LENGTH_BYTES = frame.LENGTH.size
-_length_at = frame.LENGTH.unpack_from
 
 
 class Line:
     """Rank `index`'s connection to rank `peer`.
 
-    Thread: `send` and `receive` belong to one thread; `cut` may be called by any.
+    Thread: `send`, `take` and `receive` belong to one thread; `cut` may be called by any.
     """
 
-    __slots__ = ("_at", "_held", "_index", "_peer", "_recv", "_socket", "send")
+    __slots__ = ("_buffer", "_end", "_index", "_recv_into", "_socket", "_start", "peer", "send")
 
     def __init__(self, index: int, peer: int, connection: socket.socket) -> None:
         connection.settimeout(None)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._index = index
-        self._peer = peer
+        self.peer = peer
         self._socket = connection
         # Looked up once: an exchange is little more than these calls.
-        self._recv = connection.recv
-        # What was read but not taken yet is `_held` from `_at` on.
-        self._held = b""
-        self._at = 0
+        self._recv_into = connection.recv_into
+        # What was read but not taken yet lies from `_start` to `_end`.
+        self._buffer = memoryview(bytearray(_READ_AHEAD_BYTES))
+        self._start = self._end = 0
         # Sends a whole frame; OSError when the connection is gone.
         self.send = connection.sendall
 
-    def receive(self, exchange: bytes, limit: int) -> bytes:
-        """Return the body of the next frame, which must carry tag `exchange`.
+    def take(self, form: Form, sequence: int) -> list[bytes] | None:
+        """Return the parts of the next frame, if it has this form and number.
 
-        InvariantError when it is another exchange's, or longer than `limit`; OSError or
-        EOFError when the connection is gone.
+        Else, or where it is not here in one piece, None: `receive` takes it, or says what it is.
+        OSError when the connection is gone.
         """
-        if self._at == len(self._held):
-            held = self._recv(_READ_AHEAD_BYTES)
-            # Nearly always one read brings one frame, whole, and it is the right one.
-            if held.startswith(exchange, _LENGTH_BYTES):
-                body = held[_LENGTH_BYTES + len(exchange) :]
-                if _length_at(held)[0] == len(body) <= limit:
-                    return body
-            if not held:
-                raise EOFError
-            self._held, self._at = held, 0
-        return self._receive_pieces(exchange, limit)
+        start, end = self._start, self._end
+        if start == end:
+            start, end = 0, self._recv_into(self._buffer)
+            self._end = end
+        parts: list[bytes]
+        if end - start >= form.size:
+            number, head, *parts = form.unpack(self._buffer, start)
+            if number == sequence and head == form.head:
+                self._start = start + form.size
+                return parts
+        self._start = start
+        return None
 
-    def _receive_pieces(self, exchange: bytes, limit: int) -> bytes:
-        """Receive a frame that came in pieces, or with others, or is not the expected one."""
-        head = self._take(frame.HEAD_BYTES)
-        other = frame.tag_of(head, self._take(frame.label_bytes(head)))
-        if other != exchange:
+    def receive(self, tag: bytes, sequence: int, count: int, limit: int) -> list[bytes]:
+        """Return the `count` parts of the next frame, which must carry this tag and number.
+
+        InvariantError when it is another exchange's, or its body is longer than `limit`; OSError
+        or EOFError when the connection is gone.
+        """
+        head = self._taken(frame.HEAD_BYTES)
+        number, length, label_bytes = frame.front(head)
+        other = frame.tag_of(head, self._taken(label_bytes))
+        if (other, number) != (tag, sequence):
             # Both ends may find out at once; sorted, they say the same.
-            here, there = sorted(((self._index, exchange), (self._peer, other)))
+            here, there = sorted(((self._index, tag, sequence), (self.peer, other, number)))
             raise InvariantError(
-                f"rank {here[0]} is in {frame.describe(here[1])}, "
-                f"but rank {there[0]} is in {frame.describe(there[1])}"
+                f"rank {here[0]} is in {frame.describe(*here[1:])}, "
+                f"but rank {there[0]} is in {frame.describe(*there[1:])}"
             )
-        (length,) = _length_at(head)
         if length > limit:
             raise InvariantError(
-                f"rank {self._peer} announced {length} bytes in {frame.describe(exchange)}; "
+                f"rank {self.peer} announced {length} bytes in {frame.describe(tag, sequence)}; "
                 f"rank {self._index} takes at most {limit}"
             )
-        return self._take(length)
+        return frame.split(self._taken(length), count)
 
-    def _take(self, count: int) -> bytes:
+    def _taken(self, count: int) -> bytes:
         """Return the next `count` bytes."""
-        held = self._held[self._at : self._at + count]
-        self._at += len(held)
-        if len(held) == count:
-            return held
         whole = bytearray(count)
         view = memoryview(whole)
-        view[: len(held)] = held
-        got = len(held)
-        while count - got >= _READ_AHEAD_BYTES:
-            arrived = self._socket.recv_into(view[got:])
-            if not arrived:
-                raise EOFError
-            got += arrived
+        got = self._held(view)
         while got < count:
-            # The end may come with the next frame's beginning, which stays held.
-            self._held = self._read()
-            self._at = min(len(self._held), count - got)
-            view[got : got + self._at] = self._held[: self._at]
-            got += self._at
+            if count - got >= _READ_AHEAD_BYTES:
+                got += self._read(view[got:])
+            else:
+                # The end may come with the next frame's beginning, which stays held.
+                self._start, self._end = 0, self._read(self._buffer)
+                got += self._held(view[got:])
         return bytes(whole)
 
-    def _read(self) -> bytes:
-        arrived = self._recv(_READ_AHEAD_BYTES)
+    def _held(self, out: memoryview) -> int:
+        """Fill the beginning of `out` with what was read already; return how much that is."""
+        count = min(len(out), self._end - self._start)
+        out[:count] = self._buffer[self._start : self._start + count]
+        self._start += count
+        return count
+
+    def _read(self, out: memoryview) -> int:
+        arrived = self._recv_into(out)
         if not arrived:
             raise EOFError
         return arrived

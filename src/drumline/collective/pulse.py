@@ -60,13 +60,13 @@ class Failure(Struct, frozen=True):
 
 
 class Wait(Struct, frozen=True):
-    """Rank `rank` is awaited in the exchange of this tag."""
+    """Rank `rank` is awaited in the exchange of this tag and number."""
 
     rank: int
-    exchange: bytes
+    exchange: tuple[bytes, int]
 
     def __str__(self) -> str:
-        return f"waits for rank {self.rank} in {frame.describe(self.exchange)}"
+        return f"waits for rank {self.rank} in {frame.describe(*self.exchange)}"
 
 
 class _Peer:
@@ -91,8 +91,8 @@ class _Peer:
 class Pulse:
     """Heartbeats to and from every peer, and the mesh's failure once there is one.
 
-    `exchange` is the tag of the exchange that the control thread is in, and `awaited` the rank
-    it may be blocked on there; it sets them, and this reads them.
+    `exchange` is the tag and number of the exchange that the control thread is in, and `awaited`
+    the rank it may be blocked on there; it sets them, and this reads them.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Pulse:
         clock: Clock,
         on_failure: Callable[[], None],
     ) -> None:
-        self.exchange: bytes | None = None
+        self.exchange: tuple[bytes, int] | None = None
         self.awaited = index
         self.failure: Failure | None = None
         self._index = index
@@ -302,7 +302,7 @@ class Pulse:
         if exchange is None or awaited == self._index:
             self._waited, self._waited_beats = None, 0
             return
-        # No two exchanges of a rank have the same tag.
+        # Every exchange sets another one.
         if waited is None or waited.exchange is not exchange or waited.rank != awaited:
             self._waited, self._waited_beats = Wait(awaited, exchange), 0
             self._report_at = self._beats(self._settings.wait_report_s)

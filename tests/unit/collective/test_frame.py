@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drumline.collective import frame
-from drumline.collective.frame import Operation
+from drumline.collective.frame import Form, Operation
 from drumline.contract.ports import Reduce
 from drumline.core.errors import InvariantError
 
@@ -55,15 +55,37 @@ def test_a_group_is_of_distinct_ranks_that_exist(members):
     ],
 )
 def test_a_tag_reads_as_words(operation, detail, words):
-    assert frame.describe(frame.tag(operation, detail, 9, b"a[0-1]")) == words
+    assert frame.describe(frame.tag(operation, detail, b"a[0-1]"), 9) == words
 
 
-@given(st.lists(st.binary(max_size=30)))
-def test_payloads_come_apart_as_they_were_joined(payloads):
-    assert frame.split(frame.joined(payloads), len(payloads)) == payloads
+TAG = frame.tag(Operation.ALL_GATHER, 0, b"a[0-1]")
 
 
-@pytest.mark.parametrize("body", [b"short", frame.joined([b"a", b"b"]) + b"!"])
+def packed(parts):
+    form = Form(TAG, tuple(map(len, parts)))
+    return form, form.pack(9, form.head, *parts)
+
+
+@given(st.lists(st.binary(max_size=30), min_size=1))
+def test_a_frame_is_read_by_its_form_and_without_it_alike(parts):
+    form, whole = packed(parts)
+    assert len(whole) == form.size
+    assert form.unpack(b"before" + whole, 6) == (9, form.head, *parts)
+    head = whole[: frame.HEAD_BYTES]
+    number, length, label_bytes = frame.front(head)
+    label, body = whole[len(head) : -length], whole[-length:]
+    assert (number, len(label)) == (9, label_bytes)
+    assert frame.tag_of(head, label) == TAG
+    assert frame.split(body, len(parts)) == parts
+
+
+def test_what_forms_have_alike_tells_them_apart():
+    other = Form(frame.tag(Operation.ALL_GATHER, 0, b"b[0-1]"), (2, 1))
+    heads = {Form(TAG, lengths).head for lengths in ((1, 2), (2, 1), (3,), (0, 3))}
+    assert len({*heads, other.head}) == 5
+
+
+@pytest.mark.parametrize("body", [b"short", bytes(16) + b"!"])
 def test_a_body_that_holds_something_else_is_refused(body):
     with pytest.raises(InvariantError, match="a body of"):
         frame.split(body, 2)
