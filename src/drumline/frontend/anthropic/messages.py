@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
+from drumline.frontend.answer import Asked, Piece
 from drumline.frontend.anthropic.request import as_chat, count_as_chat
 from drumline.frontend.anthropic.schema import (
     Count,
@@ -20,7 +21,6 @@ from drumline.frontend.anthropic.schema import (
     ToolUseBlock,
     Usage,
 )
-from drumline.frontend.generation import Asked, Piece
 from drumline.frontend.generation import Usage as Cost
 from drumline.frontend.openai.calls import Answer, Frame
 from drumline.frontend.openai.schema import SamplingFields

@@ -12,7 +12,8 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 from msgspec.structs import replace
 
 from drumline.core.errors import RequestError
-from drumline.frontend.generation import Asked, Piece, Usage
+from drumline.frontend.answer import Asked, Piece
+from drumline.frontend.generation import Usage
 from drumline.frontend.limits import MAX_LOGPROB_IDS, MAX_SEQUENCES
 from drumline.frontend.logprobs import TokenLogprob
 from drumline.frontend.openai.bounds import check

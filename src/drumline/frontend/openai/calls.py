@@ -6,7 +6,8 @@ from typing import Protocol
 from msgspec import UNSET, Struct, UnsetType
 
 from drumline.core.errors import RequestError
-from drumline.frontend.generation import Asked, Piece, Usage
+from drumline.frontend.answer import Asked, Piece
+from drumline.frontend.generation import Usage
 from drumline.frontend.limits import MAX_SEQUENCES, Limits
 from drumline.frontend.logprobs import TokenLogprob
 from drumline.frontend.openai.bounds import MOST_TOKENS, check

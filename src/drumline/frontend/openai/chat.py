@@ -6,7 +6,8 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import UNSET
 
-from drumline.frontend.generation import Asked, Piece, Usage
+from drumline.frontend.answer import Asked, Piece
+from drumline.frontend.generation import Usage
 from drumline.frontend.logprobs import TokenLogprob
 from drumline.frontend.openai.calls import (
     Answer,

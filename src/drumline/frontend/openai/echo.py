@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from drumline.frontend.generation import Piece
+from drumline.frontend.answer import Piece
 from drumline.frontend.logprobs import TokenLogprob
 
 

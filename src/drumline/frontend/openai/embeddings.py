@@ -21,7 +21,7 @@ from drumline.client.stream import Stream
 from drumline.contract.request import Pooling
 from drumline.core.errors import PeerError, RequestError
 from drumline.core.ids import request_id
-from drumline.frontend.generation import given_up
+from drumline.frontend.answer import given_up
 from drumline.frontend.limits import MAX_SEQUENCES
 from drumline.frontend.openai.calls import encoded, shortened
 from drumline.frontend.openai.parameters import REFUSED, ParameterCheck, Refused, Rest

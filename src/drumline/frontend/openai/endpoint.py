@@ -12,7 +12,8 @@ from starlette.types import Receive, Scope, Send
 
 from drumline.core.errors import PeerError, RequestError
 from drumline.core.ids import request_id
-from drumline.frontend.generation import Generation, Piece
+from drumline.frontend.answer import Piece
+from drumline.frontend.generation import Generation
 from drumline.frontend.live_requests import Abort
 from drumline.frontend.openai.calls import Answer, Call, Frame
 from drumline.frontend.openai.parameters import REST, ParameterCheck, Rest

@@ -9,7 +9,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from drumline.core.errors import RequestError
-from drumline.frontend.generation import Asked, Piece
+from drumline.frontend.answer import Asked, Piece
 from drumline.frontend.openai.calls import Answer, asked_of, encoded
 from drumline.frontend.openai.grammar import grammar_params
 from drumline.frontend.openai.held import behind_reasoning

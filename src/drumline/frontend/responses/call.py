@@ -7,7 +7,8 @@ import msgspec
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from drumline.frontend.generation import Asked, Piece, Usage
+from drumline.frontend.answer import Asked, Piece
+from drumline.frontend.generation import Usage
 from drumline.frontend.openai.calls import Answer, Frame
 from drumline.frontend.openai.schema import SamplingFields
 from drumline.frontend.openai.turn import ChatTurn
