@@ -16,15 +16,14 @@ from typing import assert_never
 import numpy as np
 from msgspec import Struct
 
-from drumline.contract.arrays import IntArray
 from drumline.contract.cache import CacheAck, CacheOp
 from drumline.contract.grammar import Attachment, Matcher
 from drumline.contract.plan import Batch, Bound, Plan
-from drumline.contract.ports import Dispatch, DpRound, LogprobPlan
+from drumline.contract.ports import Dispatch, DpRound
 from drumline.contract.profile import Recording, Span, Stage
 from drumline.contract.regions import Region
-from drumline.contract.request import Admission, Pooling
-from drumline.contract.result import ForwardResult, RowLogprobs, RowPooled
+from drumline.contract.request import Admission
+from drumline.contract.result import ForwardResult
 from drumline.contract.specs import AttentionKind, DeviceSpecs
 from drumline.contract.weights import (
     DiskWeights,
@@ -35,8 +34,10 @@ from drumline.contract.weights import (
     WeightRows,
 )
 from drumline.core.errors import ConfigError, InvariantError
-from drumline.replay.arithmetic import Entries, entry, token_of, weights
+from drumline.replay.arithmetic import token_of
+from drumline.replay.pages import Pages
 from drumline.replay.tiers import GARBAGE, PagedTiers
+from drumline.replay.told import logprobs, pooled, prompt_logprobs
 
 _ELSEWHERE = -1
 """Stands for the token that another stage sampled last."""
@@ -101,21 +102,13 @@ class PagedPlane:
         self._vocab_size = specs.model.vocab_size
         self._lag = lag
         self._faulty = faulty
-        self._block_tokens = [group.block_tokens for group in specs.groups]
-        self._tables = [
-            np.zeros(
-                (specs.max_rows + 1, -(-specs.model.max_model_len // group.block_tokens) + 1),
-                np.int32,
-            )
-            for group in specs.groups
-        ]
-        self._weights = weights(specs.model.max_model_len + 1)
         self._owners: dict[int, Bound] = {}
         self._admitted: dict[str, Admission] = {}
         self._last: dict[str, int] = {}
         self._matchers: dict[str, Matcher] = {}
         self._tiers = PagedTiers(specs, self._last, delay, failing)
         self._slots = self._tiers.device
+        self._pages = Pages(specs, self._tiers)
         self._queue: deque[Callable[[], None]] = deque()
         self._results: dict[int, ForwardResult] = {}
         self._forwards: list[DpRound | None] = []
@@ -386,15 +379,7 @@ class PagedPlane:
             self._matchers.pop(rid, None)
 
     def _prepare(self, plan: Plan) -> None:
-        self._tiers.store(plan.cache_ops)
-        for copies in plan.copies:
-            slots = self._slots[copies.group]
-            slots[copies.targets] = slots[copies.sources]
-        for zeroes in plan.zeroes:
-            self._slots[zeroes.group][zeroes.blocks] = 0
-        self._tiers.load(plan.cache_ops)
-        for patch in plan.patches:
-            self._tables[patch.group][patch.rows, patch.columns] = patch.blocks
+        self._pages.prepare(plan)
         for bound in plan.bound:
             self._owners[bound.row] = bound
 
@@ -402,6 +387,7 @@ class PagedPlane:
         self._prepare(plan)
         batch = plan.batch
         assert batch is not None
+        requests: list[Admission] = []
         tokens: list[int] = []
         seen: list[int] = []
         counts = np.ones(batch.size, np.int32)
@@ -409,6 +395,7 @@ class PagedPlane:
         start = 0
         for index in range(batch.size):
             request = self._reader(batch, index)
+            requests.append(request)
             length = int(batch.input_lengths[index])
             if index < batch.extends:
                 feed = batch.extend_ids[start : start + length].tolist()
@@ -416,12 +403,12 @@ class PagedPlane:
             else:
                 feed = [self._fed_back(batch, index, request)]
             row, before = int(batch.rows[index]), int(batch.prefix_lengths[index])
-            self._write(row, before, feed)
+            self._pages.write(row, before, feed)
             end = before + length
             if index < batch.extends and end < batch.prompt_lengths[index]:
                 counts[index] = 0
                 continue
-            seen.append(self._seen(row, end))
+            seen.append(self._pages.seen(row, end))
             if not self._samples:
                 self._last[request.rid] = _ELSEWHERE
                 continue
@@ -442,35 +429,10 @@ class PagedPlane:
             tokens=sampled,
             counts=counts,
             nan_indices=np.array(faulty, np.int32),
-            logprobs=_logprobs(dispatch.logprobs, sampled, counts),
-            prompt_logprobs=self._prompt_logprobs(dispatch.logprobs, batch),
-            pooled=self._pooled(dispatch.logprobs, batch),
+            logprobs=logprobs(dispatch.logprobs, sampled, counts),
+            prompt_logprobs=prompt_logprobs(dispatch.logprobs, batch, requests),
+            pooled=pooled(dispatch.logprobs, batch, requests),
         )
-
-    def _pooled(self, asked: LogprobPlan | None, batch: Batch) -> tuple[RowPooled, ...]:
-        """Return made-up vectors: of one number, which for a token is its id."""
-        chunks = []
-        begins = np.cumsum(batch.input_lengths) - batch.input_lengths
-        for index in () if asked is None else asked.pooled.tolist():
-            start, begin = int(batch.prefix_lengths[index]), int(begins[index])
-            end = min(start + int(batch.input_lengths[index]), int(batch.prompt_lengths[index]))
-            ids = batch.extend_ids[begin : begin + end - start].tolist()
-            last = self._reader(batch, index).pooling is Pooling.LAST
-            value = float(ids[-1] if last else sum(ids))
-            chunks.append(RowPooled(index, start, end - start, (value,)))
-        return tuple(chunks)
-
-    def _prompt_logprobs(self, asked: LogprobPlan | None, batch: Batch) -> tuple[RowLogprobs, ...]:
-        """Return made-up log probabilities of prompts: that of token t is -t."""
-        told = []
-        for index in () if asked is None else asked.prompts.tolist():
-            request = self._reader(batch, index)
-            start = int(batch.prefix_lengths[index])
-            end = min(start + int(batch.input_lengths[index]), request.prompt_tokens - 1)
-            first = max(start, request.prompt_logprobs_from)
-            tokens = request.prompt_ids[first + 1 : end + 1].tolist()
-            told.append(RowLogprobs(index, tuple(-float(token) for token in tokens)))
-        return tuple(told)
 
     def _reader(self, batch: Batch, index: int) -> Admission:
         """Return the request a batch's row serves, which must be the one it was planned for."""
@@ -492,43 +454,3 @@ class PagedPlane:
         if fed == _ELSEWHERE:
             raise InvariantError(f"{request.rid!r} is fed what this stage does not know")
         return fed
-
-    def _write(self, row: int, before: int, feed: list[int]) -> None:
-        for table, slots, size in zip(self._tables, self._slots, self._block_tokens, strict=True):
-            last = before - 1
-            value = int(slots[table[row, last // size], last % size]) if before else 0
-            for position, token in enumerate(feed, before):
-                value = entry(value, token)
-                slots[table[row, position // size], position % size] = value
-
-    def _seen(self, row: int, length: int) -> int:
-        """Return what a query behind `length` positions sees of them; all groups must agree."""
-        seen = {
-            _weigh(table[row], slots, size, length, self._weights)
-            for table, slots, size in zip(
-                self._tables, self._slots, self._block_tokens, strict=True
-            )
-        }
-        return seen.pop() if len(seen) == 1 else GARBAGE
-
-
-def _weigh(columns: IntArray, slots: Entries, size: int, length: int, weight: Entries) -> int:
-    blocks = columns[: -(-length // size)]
-    entries = slots[blocks].reshape(-1)[:length]
-    return int((entries * weight[:length]).sum(dtype=np.uint64))
-
-
-def _logprobs(
-    asked: LogprobPlan | None, tokens: IntArray, counts: IntArray
-) -> tuple[RowLogprobs, ...]:
-    """Return made-up log probabilities: the k-th best id of token t is t + k."""
-    if asked is None:
-        return ()
-    starts = np.cumsum(counts) - counts
-    rows = []
-    for index, top in zip(asked.indices.tolist(), asked.top.tolist(), strict=True):
-        token = int(tokens[starts[index]])
-        best = tuple(range(token, token + top))
-        values = tuple(-0.5 - k for k in range(top))
-        rows.append(RowLogprobs(index, (-0.5,), (values,), (best,)))
-    return tuple(rows)
