@@ -150,6 +150,10 @@ def test_the_forward_waits_for_the_device_at_known_places_only():
         "device/sampling/constraints.py:advance",
         # Which rows must be sorted whole, on a CPU.
         "device/sampling/draw.py:_draw_narrowed",
+        # Operators wait for their weights to leave the device and to come back.
+        "device/memory.py:Memory.write_to",
+        "device/memory.py:Memory.read_from",
+        "device/memory.py:settle",
         # An operator who looks at a weight waits for it.
         "device/serving_weights.py:ServingWeights.rows",
         # Before a library of kernels is trusted.

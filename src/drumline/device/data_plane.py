@@ -93,7 +93,7 @@ class QueuedDataPlane:
 
     def drop_weights(self) -> None:
         """Give the weights' memory back and keep nothing of them, and wait."""
-        self._thread.submit(self._handle.weights.drop).wait()
+        self._thread.finish(self._handle.weights.drop)
 
     def absent_weight(self) -> str | None:
         """Return a weight that was not loaded since all were dropped, behind all that is queued."""

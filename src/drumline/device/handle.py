@@ -22,6 +22,7 @@ from drumline.device.executor import Executor
 from drumline.device.host_cache import HostCache
 from drumline.device.kv import BlockTable, KvPool
 from drumline.device.landing import Landing
+from drumline.device.memory import settle, trim
 from drumline.device.profiler import Profiler
 from drumline.device.sampling.sampler import Sampler
 from drumline.device.serving_weights import ServingWeights
@@ -136,6 +137,8 @@ class DeviceHandle:
         why = store.why_kept or self._pool.why_kept
         if why is not None:
             return why
+        # Copies may still read or write it on streams of their own.
+        settle(self._pool.device)
         if Region.WEIGHTS in regions:
             try:
                 # The one step that may fail, so it comes before all others.
@@ -144,12 +147,15 @@ class DeviceHandle:
                 return f"no room to keep the weights in {tempfile.gettempdir()}: {error.strerror}"
         if Region.KV_CACHE in regions:
             self._pool.give_back()
+        trim(self._pool.device)
         return None
 
     def restore_memory(self, regions: Sequence[Region]) -> None:
         """Take regions back: the KV cache blank, weights as they were, or blank if dropped."""
         if Region.WEIGHTS in regions:
             self.weights.store.restore()
+        if Region.KV_CACHE in regions:
+            self._pool.take_back()
 
     def open_profile(self, recording: Recording) -> str | None:
         """Make sure that this can be recorded and written; returns why it cannot."""

@@ -97,8 +97,12 @@ class KvPool:
         return self._memory.why_kept
 
     def give_back(self) -> None:
-        """Return the memory to the system; every block is blank from then on."""
+        """Return the memory to the system; no forward may run before `take_back`."""
         self._memory.give_back()
+
+    def take_back(self) -> None:
+        """Take the memory again; every block is blank."""
+        self._memory.take_back()
 
     def zero(self, blocks: IntArray) -> None:
         """Blank blocks for a new owner."""

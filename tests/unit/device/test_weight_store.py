@@ -112,3 +112,49 @@ def test_memory_that_was_given_back_is_blank_and_may_be_used_again():
     assert not memory.bytes.any()
     memory.bytes.fill_(9)
     assert int(memory.bytes[-1]) == 9
+
+
+@pytest.fixture
+def device(monkeypatch):
+    """Memory that is kept as a device's is, in the host's own."""
+    trimmed = []
+    monkeypatch.setattr("drumline.device.weights.store.trim", trimmed.append)
+    made = torch.zeros
+
+    def zeros(*size, device=None, **how):
+        return made(*size, **how)
+
+    monkeypatch.setattr(torch, "zeros", zeros)
+    return torch.device("cuda", 0)
+
+
+def test_a_device_s_weights_leave_its_storage_empty_and_come_back_to_the_same_views(device):
+    store = WeightStore(torch.bfloat16, device)
+    weights = [store.new(shape) for shape in ((3,), (7, 5), (40 * MIB,), (1000, 1001))]
+    for weight in weights:
+        weight.copy_(torch.randn(weight.shape))
+    kept = [weight.clone() for weight in weights]
+    halves = weights[1].unbind(1)
+    for _ in range(2):
+        store.offload()
+        assert [weight.untyped_storage().nbytes() for weight in weights] == [0] * 4
+        store.restore()
+        assert all(torch.equal(weight, copy) for weight, copy in zip(weights, kept, strict=True))
+        assert torch.equal(halves[2], kept[1][:, 2])
+    store.drop()
+    assert not weights[2].untyped_storage().nbytes()
+    store.restore()
+    assert not any(weight.any() for weight in weights)
+
+
+def test_a_device_s_pool_comes_back_blank(device):
+    memory = Memory(MIB, device)
+    half = memory.bytes.view(2, -1)[1]
+    memory.bytes.fill_(7)
+    memory.give_back()
+    memory.take_back()
+    assert len(half) == MIB // 2
+    assert not half.any()
+    half.fill_(9)
+    memory.take_back()
+    assert half.eq(9).all()

@@ -11,18 +11,16 @@ import torch
 from torch import Tensor
 
 from drumline.core.errors import ConfigError, InvariantError
-from drumline.device.memory import Memory
+from drumline.device.memory import File, Memory, trim
 
 _PIECE_BYTES = 64 << 20
 _ALIGNED = 64
 
 
-class _File(Protocol):
+class _File(File, Protocol):
     """What is needed of a temporary file."""
 
     def seek(self, offset: int, /) -> int: ...
-
-    def readinto(self, buffer: memoryview, /) -> int | None: ...
 
     def close(self) -> None: ...
 
@@ -91,7 +89,7 @@ class WeightStore:
         file = tempfile.TemporaryFile(prefix="drumline-weights-")  # noqa: SIM115  it is kept
         try:
             for piece, used in zip(self._pieces, self._used, strict=True):
-                file.write(piece.first(used))
+                piece.write_to(file, used)
             file.flush()
         except OSError:
             file.close()
@@ -103,6 +101,7 @@ class WeightStore:
         """Give the memory back, and keep nothing of the weights."""
         for piece in self._pieces:
             piece.give_back()
+        trim(self._device)
         self.away = True
 
     def restore(self) -> None:
@@ -112,12 +111,14 @@ class WeightStore:
         """
         if not self.away:
             raise InvariantError("weights are restored that are not away")
+        for piece in self._pieces:
+            piece.take_back()
         self.away = False
         file, self._file = self._file, None
         if file is None:
             return
         file.seek(0)
         for piece, used in zip(self._pieces, self._used, strict=True):
-            if file.readinto(piece.first(used)) != used:
+            if not piece.read_from(file, used):
                 raise InvariantError("the file that kept the weights is cut short")
         file.close()
