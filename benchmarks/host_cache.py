@@ -81,7 +81,7 @@ class Copies:
         # Null block included, the pool's memory as it lies.
         device = self.kv.bytes.view(-1)
         assert self.cache._host is not None
-        self.flat = device, torch.from_numpy(self.cache._host._blocks.reshape(-1))
+        self.flat = device, self.cache._host.blocks.view(-1)
         self.random = np.random.default_rng(0)
 
     def store(self, moves):

@@ -159,9 +159,10 @@ def test_the_forward_waits_for_the_device_at_known_places_only():
         # Before a library of kernels is trusted.
         "device/kernels/trial.py:_draws_hold",
         # The pools' memory as bytes, for threads that copy beside a CPU.
-        "device/host_cache.py:HostPool.__init__",
-        "device/host_cache.py:HostPool.stores",
-        "device/host_cache.py:HostPool.loads",
+        "device/host_pool.py:HostPool.stores",
+        "device/host_pool.py:HostPool.loads",
+        # Whose thread waits for nothing else.
+        "device/stream_copies.py:StreamCopies._end",
     }
 
 

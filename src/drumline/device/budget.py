@@ -80,10 +80,10 @@ def budget_of(
         raise refusal
     if not pages:
         raise PeerError("another rank of the replica has no memory for the KV pool")
-    if device.type != "cpu":
-        return Budget(pages, page_bytes, _beside_cuda(config))
-    left = least(host - weight_bytes - workspace - pages * page_bytes)
-    return Budget(pages, page_bytes, host_sizes(config, pages, page_bytes, left))
+    pinned = device.type != "cpu"
+    taken = 0 if pinned else weight_bytes + workspace + pages * page_bytes
+    left = least(host - taken)
+    return Budget(pages, page_bytes, host_sizes(config, pages, page_bytes, left, pinned=pinned))
 
 
 def _on_cuda(cache: CacheConfig) -> CacheConfig:
@@ -92,20 +92,6 @@ def _on_cuda(cache: CacheConfig) -> CacheConfig:
     if any(size is not None for size in sizes):
         return cache
     return replace(cache, gpu_memory_utilization=DEFAULT_GPU_MEMORY_UTILIZATION)
-
-
-def _beside_cuda(config: Config) -> HostSizes:
-    """Return the sizes of the host tiers beside CUDA, where there are none in this version.
-
-    Raises ConfigError where one is asked for.
-    """
-    for flag, asked in (
-        ("--enable-kvstore", config.cache.kvstore),
-        ("--retraction-snapshot-host-gb", config.cache.retraction_snapshot_host_gb),
-    ):
-        if asked:
-            raise ConfigError(flag, "there are no host tiers beside CUDA in this version")
-    return HostSizes()
 
 
 def available_bytes() -> int:
@@ -179,15 +165,20 @@ def _mib(size: int) -> str:
 
 _SNAPSHOT_SHARE = 4
 """Of what is left of the memory, one part in so many may hold suspended requests by default."""
+_PINNED_SNAPSHOT_BYTES = 8192 * MIB
+"""At most as much, by default, of memory that is pinned: that is taken whole at the start."""
 
 
-def host_sizes(config: Config, pages: int, page_bytes: int, left: int) -> HostSizes:
+def host_sizes(
+    config: Config, pages: int, page_bytes: int, left: int, *, pinned: bool = False
+) -> HostSizes:
     """Return the sizes of the host tiers beside a KV pool of `pages` pages.
 
     `left` bytes of memory are not spoken for yet. The host cache is off by default: on a
     CPU it would be the KV pool's own kind of memory, with copies in between. The pool of
     suspended requests is on, as its memory is taken only once requests are suspended; one
-    of the KV pool's size holds whatever that pool had to give away at a time.
+    of the KV pool's size holds whatever that pool had to give away at a time. Memory that is
+    `pinned`, beside CUDA, is taken at once.
 
     Raises ConfigError naming the flag that asks for what is not there, or for nothing.
     """
@@ -200,7 +191,10 @@ def host_sizes(config: Config, pages: int, page_bytes: int, left: int) -> HostSi
     flag = "--retraction-snapshot-host-gb"
     asked = cache.retraction_snapshot_host_gb
     if asked is None:
-        images = min(pages - 1, max(0, left) // _SNAPSHOT_SHARE // page_bytes)
+        most_bytes = max(0, left) // _SNAPSHOT_SHARE
+        if pinned:
+            most_bytes = min(most_bytes, _PINNED_SNAPSHOT_BYTES)
+        images = min(pages - 1, most_bytes // page_bytes)
     else:
         most = f"{math.floor(max(0, left) / 1e7) / 100}"
         images = _fitting(flag, int(asked * 1e9), page_bytes, left, most) if asked else 0

@@ -73,7 +73,7 @@ class Steps:
             done.set()
 
 
-class _Work:
+class Work:
     """What one thread is at, for whoever wonders why it takes so long."""
 
     __slots__ = ("_clock", "_next_us", "_since_us")
@@ -111,7 +111,7 @@ class CopyThreads:
 
     def __init__(self, count: int, clock: Clock) -> None:
         self._failure: BaseException | None = None
-        self._works = [_Work(clock) for _ in range(count)]
+        self._works = [Work(clock) for _ in range(count)]
         self._queues: list[queue.SimpleQueue[tuple[Steps, list[Task | None]] | None]] = [
             queue.SimpleQueue() for _ in range(count)
         ]
@@ -172,7 +172,7 @@ class CopyThreads:
                 _log.warning("%s is left behind in the middle of a copy", thread.name)
 
     def _serve(
-        self, queued: "queue.SimpleQueue[tuple[Steps, list[Task | None]] | None]", work: _Work
+        self, queued: "queue.SimpleQueue[tuple[Steps, list[Task | None]] | None]", work: Work
     ) -> None:
         while (given := queued.get()) is not None:
             copy, tasks = given

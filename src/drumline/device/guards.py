@@ -78,9 +78,10 @@ class ForwardChecks:
         self._watch_waits(on=True)
 
     def disarm(self) -> None:
-        """Check nothing any more."""
-        self._thread = None
-        self._watch_waits(on=False)
+        """Check nothing any more. Idempotent."""
+        if self._thread is not None:
+            self._thread = None
+            self._watch_waits(on=False)
 
     @contextmanager
     def waiting(self) -> Iterator[None]:

@@ -112,6 +112,11 @@ def host_memory(size: int, device: torch.device = _CPU) -> Tensor:
     Beside a CPU they lie in huge pages, beside CUDA in pinned ones. Raises OSError or
     RuntimeError where the system has no room for them.
     """
+    memory = Memory(size).bytes
     if device.type == "cuda":
-        return torch.zeros(size, dtype=torch.uint8, pin_memory=True)
-    return Memory(size).bytes
+        # As it is, for torch's own pinned memory takes the next power of two.
+        runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]  # torch's has no types
+        fault = int(runtime.cudaHostRegister(memory.data_ptr(), size, 0))
+        if fault:
+            raise RuntimeError(f"{size} bytes of host memory cannot be pinned: CUDA error {fault}")
+    return memory

@@ -1,6 +1,7 @@
 """Small models of every family, and a device that a test feeds by hand."""
 
 import os
+from functools import partial
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
@@ -20,6 +21,8 @@ from drumline.device.kernels.native import Machine, find_kernels
 from drumline.device.kernels.trial import tried
 from drumline.device.layers import Backend, TorchLinear
 from drumline.device.native_attention import NativeAttention
+
+from .emulated_cuda import emulated, load_guard
 
 SIZES = {
     "vocab_size": 320,
@@ -198,6 +201,17 @@ class Rig:
             parts = {}
         tickets.extend(self.execute(self.plan(decodes=[row])) for _ in range(count - 1))
         return np.concatenate([self.plane.complete(ticket).tokens for ticket in tickets]).tolist()
+
+
+@pytest.fixture(scope="session")
+def guard(tmp_path_factory):
+    load_guard(tmp_path_factory.mktemp("guard"))
+
+
+@pytest.fixture
+def emulation(monkeypatch, guard):
+    """Return a function that has a forward thread reach an emulated CUDA device."""
+    return partial(emulated, monkeypatch)
 
 
 @pytest.fixture

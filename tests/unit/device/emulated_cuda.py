@@ -2,7 +2,8 @@
 
 What mixes devices, waits for the device, or lets it wait for the host's pageable memory raises, as
 on a GPU it would or should, and everything else computes. What is copied to the host without a
-wait arrives when its event is waited for, and is rubbish before.
+wait arrives when its event is waited for, and is rubbish before. On a stream of its own, what is
+copied is read and written no sooner than its event is waited for, by the host or by the device.
 
 A torch for CPUs alone does not know what it is to switch to a GPU, so a few lines of C++ are
 compiled that say: nothing.
@@ -12,12 +13,16 @@ import ctypes
 import shutil
 import subprocess
 import threading
+import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map
+
+from drumline.device.memory import host_memory
 
 aten = torch.ops.aten
 DEVICE = torch.device("cuda", 0)
@@ -80,6 +85,16 @@ def near(value):
     return value.near if isinstance(value, Far) else value
 
 
+class Copy:
+    """A copy that is to happen."""
+
+    def __init__(self, target, source):
+        self.target, self.source = target, source
+
+    def run(self):
+        self.target.copy_(self.source)
+
+
 class EmulatedCuda(TorchDispatchMode):
     """Computes what is asked of the emulated device, on the thread that it is entered on."""
 
@@ -88,7 +103,10 @@ class EmulatedCuda(TorchDispatchMode):
         self.strict = False
         """Whether nothing may wait."""
         self.underway = []
-        """What is copied to the host, and no event was recorded behind yet."""
+        """What is copied, target and source, and nobody waited for yet."""
+        self.lock = threading.Lock()
+        self.aside = False
+        """Whether what is done now is on a stream of its own."""
         self.raised = 0
         """Copies to the device."""
 
@@ -125,7 +143,10 @@ class EmulatedCuda(TorchDispatchMode):
         for given in there:
             if out is given.near:
                 return given
-        return tree_map(far, out)
+        # A view of a tensor that is none of inference mode's must be none either.
+        inference = torch.is_inference_mode_enabled() and all(each.is_inference() for each in there)
+        with torch.inference_mode(inference):
+            return tree_map(far, out)
 
     def _moved(self, func, args, kwargs, to_far):
         if func is aten.copy_.default:
@@ -135,7 +156,10 @@ class EmulatedCuda(TorchDispatchMode):
                 near(target).copy_(near(source))
             elif isinstance(target, Far):
                 self._raise(waitless)
-                target.near.copy_(source)
+                if self.aside:
+                    self.underway.append(Copy(target.near, source))
+                else:
+                    target.near.copy_(source)
             else:
                 self._lower(target, source.near, waitless)
             return target
@@ -158,9 +182,9 @@ class EmulatedCuda(TorchDispatchMode):
             self._wait("a copy to the host")
             target.copy_(source)
             return
-        held = source.clone()
+        held = source if self.aside else source.clone()
         target.view(torch.uint8).fill_(0xA5)
-        self.underway.append((target, held))
+        self.underway.append(Copy(target, held))
 
     def _wait(self, what):
         if self.strict:
@@ -173,19 +197,45 @@ def emulated(monkeypatch, thread):
 
     class Event:
         def __init__(self, **_):
-            self.copies = []
-            self.lock = threading.Lock()
+            self.copies, self.aside = [], False
 
         def record(self, _stream=None):
-            self.copies, mode.underway = mode.underway, []
+            self.copies, self.aside = list(mode.underway), mode.aside
 
         def synchronize(self):
-            with self.lock, torch.inference_mode():
-                for target, held in self.copies:
-                    target.copy_(held)
-                self.copies = []
+            if self.aside:
+                # So late that what is computed meanwhile had better waited by itself.
+                time.sleep(0.5)
+            self.arrive()
 
+        def arrive(self):
+            with mode.lock, torch.inference_mode():
+                for copy in self.copies:
+                    if copy in mode.underway:
+                        mode.underway.remove(copy)
+                        copy.run()
+
+    class Stream:
+        def __init__(self, _device=None):
+            pass
+
+        def wait_stream(self, _other):
+            pass
+
+        def wait_event(self, event):
+            event.arrive()
+
+    @contextmanager
+    def on(_stream):
+        mode.aside = True
+        yield
+        mode.aside = False
+
+    main = Stream()
     monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "stream", on)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: main)
     monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "emulated")
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (8 << 30, 10 << 30))
@@ -196,6 +246,7 @@ def emulated(monkeypatch, thread):
         lambda asked: setattr(mode, "strict", asked not in {0, "default"}),
     )
     monkeypatch.setattr(torch.cuda, "_lazy_init", lambda: None)
+    monkeypatch.setattr("drumline.device.host_pool.host_memory", lambda size, _: host_memory(size))
     monkeypatch.setattr(
         "drumline.device.staging.pinned", lambda size: torch.empty(size, dtype=torch.uint8)
     )

@@ -14,14 +14,25 @@ from drumline.contract.cache import BlockMoves, CacheAck, LoadBack, Restore, Sna
 from drumline.contract.plan import Bound, PageZeroes, TablePatch
 from drumline.contract.ports import LogprobPlan
 from drumline.contract.request import Sampling
-from drumline.core.config import CacheConfig, Config, Dtype, ModelConfig, ScheduleConfig
+from drumline.core.config import (
+    CacheConfig,
+    Config,
+    DeviceChecks,
+    Dtype,
+    ModelConfig,
+    ScheduleConfig,
+)
 from drumline.core.errors import ConfigError, InvariantError
 from drumline.device.budget import host_sizes
-from drumline.device.host_cache import HostPool, HostSizes
+from drumline.device.forward_thread import ForwardThread
+from drumline.device.guards import ForwardChecks
+from drumline.device.host_cache import HostSizes
+from drumline.device.host_pool import HostPool
 from drumline.device.kv import KvPool
 from drumline.device.kv_form import KvForm
 
 from .conftest import Rig, ints
+from .emulated_cuda import DEVICE
 
 RANDOM = np.random.default_rng(4)
 PROMPT = RANDOM.integers(0, 320, 50).tolist()
@@ -65,7 +76,7 @@ def moves(sources, targets):
 
 
 def contents(pool, block):
-    return pool.bytes[block].clone()
+    return getattr(pool.bytes, "near", pool.bytes)[block].clone()
 
 
 def same(left, right):
@@ -159,7 +170,7 @@ def rig(checkpoint):
     """Return a running device with every tier; stopped at teardown."""
     made = []
 
-    def of(**changes):
+    def of(thread=None, device=None, **changes):
         cache = {
             "max_total_tokens": 16 * 63,
             "kvstore": True,
@@ -172,7 +183,9 @@ def rig(checkpoint):
                     model=ModelConfig(model=str(checkpoint("llama")[1]), dtype=Dtype.FLOAT32),
                     cache=CacheConfig(**cache),
                     schedule=ScheduleConfig(max_num_seqs=8),
-                )
+                ),
+                thread,
+                device,
             )
         )
         return made[-1]
@@ -180,6 +193,26 @@ def rig(checkpoint):
     yield of
     for each in made:
         each.plane.shutdown()
+
+
+@pytest.fixture(params=["cpu", "cuda"])
+def anywhere(request, rig):
+    """Return what makes such a device, or one that is an emulated GPU."""
+    made = []
+    emulation = request.getfixturevalue("emulation") if request.param == "cuda" else None
+
+    def of():
+        if emulation is None:
+            return rig()
+        thread = ForwardThread()
+        emulation(thread)
+        made.append(rig(thread, DEVICE))
+        thread.serve_checked(ForwardChecks(DeviceChecks.ERROR, DEVICE))
+        return made[-1]
+
+    yield of
+    for device in made:
+        device.plane.shutdown()
 
 
 def patch(row, blocks):
@@ -211,8 +244,8 @@ SAMPLINGS = [
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "seeded, penalized"])
-def test_a_suspended_request_goes_on_elsewhere_as_if_nothing_happened(rig, sampling):
-    device = rig()
+def test_a_suspended_request_goes_on_elsewhere_as_if_nothing_happened(anywhere, sampling):
+    device = anywhere()
     admission = {"sampling": sampling, "prompt_ids": ints(*PROMPT)}
     parts = device.start(1, "alone", PROMPT, blocks=range(1, 9), **admission)
     expected = [device.run(device.plan([(1, 100)], **parts)).tokens.item()]
@@ -232,7 +265,7 @@ def test_a_suspended_request_goes_on_elsewhere_as_if_nothing_happened(rig, sampl
     parts = device.start(1, "b", OTHER, blocks=[14, 11, 13, 12], sampling=Sampling(seed=3))
     parts["zeroes"] = (PageZeroes(0, ints(14, 11, 13, 12)),)
     device.run(device.plan([(1, 100)], cache_ops=ops, **parts))
-    assert device.plane.poll_cache_acks() == [CacheAck(0), CacheAck(1)]
+    assert settled(device, 2) == [CacheAck(0), CacheAck(1)]
     assert device.plane.poll_cache_acks() == []
     follow(device, 1, 3)
     # It comes back on another row and in other blocks, beside the one that displaced it.
@@ -253,8 +286,8 @@ def test_a_suspended_request_goes_on_elsewhere_as_if_nothing_happened(rig, sampl
     assert [p for _, p in said[1:]] == pytest.approx([p for _, p in expected[1:]], abs=1e-6)
 
 
-def test_a_load_lands_on_blanked_pages_and_the_plan_s_forward_reads_it(rig):
-    device = rig()
+def test_a_load_lands_on_blanked_pages_and_the_plan_s_forward_reads_it(anywhere):
+    device = anywhere()
     expected = device.generate(1, "a", PROMPT, 6, blocks=range(1, 9))
     stored = WriteBack(0, (moves([1, 2, 3], [3, 1, 2]),), pinned=True)
     device.execute(device.plan(cache_ops=(stored,)))
@@ -265,14 +298,16 @@ def test_a_load_lands_on_blanked_pages_and_the_plan_s_forward_reads_it(rig):
     loaded = LoadBack(1, (moves([3, 1, 2], [24, 22, 23]),))
     blanked = (PageZeroes(0, ints(21, 22, 23, 24, 25)),)
     first = device.run(device.plan([(2, 100)], cache_ops=(loaded,), zeroes=blanked, **parts))
-    assert device.plane.poll_cache_acks() == [CacheAck(1)]
+    assert settled(device) == [CacheAck(1)]
     rest = [device.run(device.plan(decodes=[2])).tokens.item() for _ in range(5)]
     assert [first.tokens.item(), *rest] == expected
 
 
 @pytest.mark.parametrize("pinned", [True, False])
-def test_a_store_reads_what_its_blocks_held_before_the_plan_unless_they_are_pinned(rig, pinned):
-    device = rig()
+def test_a_store_reads_what_its_blocks_held_before_the_plan_unless_they_are_pinned(
+    anywhere, pinned
+):
+    device = anywhere()
     device.generate(1, "a", PROMPT, 2, blocks=range(1, 9))
     pool = device.built.handle._pool
     before, blank = contents(pool, 1), torch.zeros_like(contents(pool, 1))

@@ -12,7 +12,7 @@ from drumline.contract.plan import PageZeroes, TablePatch
 from drumline.contract.ports import LogprobPlan
 from drumline.core.config import CacheConfig, Config, Dtype, ModelConfig, ScheduleConfig
 from drumline.core.errors import InvariantError
-from drumline.device import host_cache
+from drumline.device import thread_copies
 from drumline.device.executor import Executor
 
 from .conftest import Rig, ints
@@ -41,8 +41,8 @@ class Gates:
             machine.run(function, *arguments)
 
         program._machine = Instead(machine, run=run)
-        cache = device.built.handle._cache
-        start = cache._threads.start
+        copies = device.built.handle._cache._copies
+        start = copies._threads.start
 
         def held(steps, ended):
             if len(steps) != LAYERS:
@@ -55,7 +55,7 @@ class Gates:
                 ended,
             )
 
-        cache._threads = Instead(cache._threads, start=held)
+        copies._threads = Instead(copies._threads, start=held)
 
     def _after(self, go, task):
         assert go.wait(20)
@@ -83,8 +83,8 @@ class Instead:
 @pytest.fixture
 def device(checkpoint, monkeypatch):
     """A running device, each layer of whose loads is a step of its own, however little it is."""
-    monkeypatch.setattr(host_cache, "STEP_BYTES", 1)
-    monkeypatch.setattr(host_cache, "FENCED_BYTES", 1)
+    monkeypatch.setattr(thread_copies, "STEP_BYTES", 1)
+    monkeypatch.setattr(thread_copies, "FENCED_BYTES", 1)
     made = Rig(
         Config(
             model=ModelConfig(model=str(checkpoint("llama")[1]), dtype=Dtype.FLOAT32),
@@ -181,11 +181,11 @@ def test_a_small_load_is_there_before_its_forward_and_wakes_nobody(device, monke
     expected = stored(device)
     gates = Gates(device)
     block_bytes = device.built.handle._pool.layout.block_bytes
-    monkeypatch.setattr(host_cache, "FENCED_BYTES", 3 * block_bytes + 1)
+    monkeypatch.setattr(thread_copies, "FENCED_BYTES", 3 * block_bytes + 1)
     # No gate is opened.
     assert answered(device.run(loading(device), WANTED)) == pytest.approx(expected, abs=1e-4)
     assert device.plane.poll_cache_acks() == [CacheAck(1)]
-    monkeypatch.setattr(host_cache, "FENCED_BYTES", 3 * block_bytes)
+    monkeypatch.setattr(thread_copies, "FENCED_BYTES", 3 * block_bytes)
     gates.reached[0].clear()
     ticket = device.execute(loading(device, 3, 2, (34, 32, 33, 31, 35)), WANTED)
     assert not gates.reached[0].wait(0.1)
@@ -214,8 +214,8 @@ def test_no_forward_waits_for_a_restore_or_a_pinned_store(device):
     device.execute(device.plan(cache_ops=(Snapshot(3, "c", 4, 1, (moves([53], [1]),)),)))
     assert settled(device) == [CacheAck(3)]
     go = threading.Event()
-    cache = device.built.handle._cache
-    start = cache._threads.start
+    copies = device.built.handle._cache._copies
+    start = copies._threads.start
 
     def held(steps, ended):
         return start([[partial(wait, task) for task in tasks] for tasks in steps], ended)
@@ -224,7 +224,7 @@ def test_no_forward_waits_for_a_restore_or_a_pinned_store(device):
         assert go.wait(20)
         task()
 
-    cache._threads = Instead(cache._threads, start=held)
+    copies._threads = Instead(copies._threads, start=held)
     ops = (
         Restore(4, "c", 5, 1, (moves([3, 1, 2], [40, 41, 42]),), (moves([1], [43]),)),
         WriteBack(5, (moves([1], [9]),), pinned=True),

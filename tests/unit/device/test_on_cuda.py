@@ -13,7 +13,7 @@ from drumline.device.guards import ForwardChecks
 from drumline.device.staging import Download
 
 from .conftest import GREEDY, Rig, ints, small_config
-from .emulated_cuda import DEVICE, MixedError, emulated, load_guard
+from .emulated_cuda import DEVICE, MixedError
 
 RANDOM = np.random.default_rng(5)
 PROMPTS = [RANDOM.integers(0, 320, size).tolist() for size in (50, 21, 3, 37, 18, 40, 9)]
@@ -35,14 +35,9 @@ def thread():
     thread.stop()
 
 
-@pytest.fixture(scope="session")
-def guard(tmp_path_factory):
-    load_guard(tmp_path_factory.mktemp("guard"))
-
-
 @pytest.fixture
-def cuda(monkeypatch, thread, guard):
-    return emulated(monkeypatch, thread)
+def cuda(emulation, thread):
+    return emulation(thread)
 
 
 def played(device):

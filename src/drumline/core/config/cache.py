@@ -102,7 +102,8 @@ class CacheConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     kvstore: Annotated[
         bool,
         Meta(
-            description="keep prefix pages in host memory once they leave the KV pool; on a CPU, "
+            description="keep prefix pages in host memory once they leave the KV pool (pinned on "
+            "CUDA, from which they come back on a stream of their own); on a CPU, "
             "where both are the same memory, a larger --kv-cache-size does the same without copies",
             extra={
                 "flags": ["--enable-kvstore", "--enable-hierarchical-cache"],
@@ -137,7 +138,8 @@ class CacheConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         Meta(
             description="gigabytes of host memory for requests that are suspended when the KV "
             "pool is full, taken as it is needed; 0 aborts the newest request in their place. "
-            "As large as the KV pool by default, at most a quarter of the memory left beside it",
+            "As large as the KV pool by default, at most a quarter of the memory left beside it, "
+            "and at most 8 GiB on CUDA, where it is pinned at the start",
         ),
     ] = None
     retraction_snapshot_max_requests: Annotated[
