@@ -95,7 +95,9 @@ def chosen(
             attention = partial(NativeAttention, machine=machine)
             name = f"torch, attention by {found.kernels.name} kernels"
         if packs or one_call:
-            name = f"{found.kernels.name} kernels" + (", weights as stored" if packs else "")
+            name = f"{found.kernels.name} kernels" + (
+                ", weights in small integers" if packs else ""
+            )
     if asked.deterministic:
         name += ", deterministic"
     backend = Backend(

@@ -1,4 +1,4 @@
-"""Linear layers by native kernels: of floats as they lie, and of small integers as stored.
+"""Linear layers by native kernels: of floats as they lie, and of small integers.
 
 What a row comes to has the same bits whatever stands beside it. Small integers meet inputs
 that are rounded to 8 bits in blocks of 32. Nothing here knows a model.
@@ -9,24 +9,18 @@ Thread: forward thread only.
 import ctypes
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from msgspec import Struct
+from numpy.typing import NDArray
 from torch import Tensor
 
 from drumline.core.gguf_file import BLOCKS, TensorType
-from drumline.device.kernels.native import (
-    BFLOATS,
-    BYTES,
-    FLOATS,
-    HALVES,
-    NIBBLES,
-    Machine,
-    Matrix,
-)
+from drumline.device.kernels.native import BFLOATS, FLOATS, HALVES, Machine, Matrix
+from drumline.device.weights.repack import as_stored, kind_of, repacked
 from drumline.device.weights.source import Cut, StoredBlocks
 from drumline.device.weights.store import WeightStore
 
-_STORED = {TensorType.Q4_0: NIBBLES, TensorType.Q4_1: NIBBLES, TensorType.Q8_0: BYTES}
 _FLOATS = {torch.float32: FLOATS, torch.bfloat16: BFLOATS, torch.float16: HALVES}
 
 
@@ -105,9 +99,9 @@ def of_floats(
     return NativeLinear(machine, matrix, weight, bias)
 
 
-def packable(parts: Sequence[StoredBlocks]) -> bool:
-    """Whether the parts can be one matrix: all of 4 bits or all of 8, with inputs in common."""
-    return len({(_STORED[part.kind], part.columns) for part in parts}) == 1
+def packed_bytes(machine: Machine, parts: Sequence[StoredBlocks]) -> int:
+    """Return the memory that a layer of the parts takes, one below the other."""
+    return _packed_bytes(machine, _shape(parts))
 
 
 def of_blocks(
@@ -120,29 +114,63 @@ def of_blocks(
 ) -> NativeLinear:
     """Return a layer of the parts, one below the other, packed into memory of `store`.
 
-    `paired` lays the outputs' first half beside the second, as a gated block wants them.
+    All have the same columns. `paired` lays the outputs' first half beside the second, as a gated
+    block wants them. Raises ConfigError where blocks cannot be packed.
     """
-    kernels = machine.kernels
-    rows = sum(len(part.offsets) for part in parts)
-    kind, columns = _STORED[parts[0].kind], parts[0].columns
-    matrix = Matrix(None, _address(bias), rows, columns, kind, int(paired))
-    memory = store.raw(kernels.call("packed_bytes", ctypes.byref(matrix)))
-    matrix.data = memory.data_ptr()
+    matrix = _shape(parts, paired=paired)
+    memory = store.raw(_packed_bytes(machine, matrix))
+    matrix.data, matrix.bias = memory.data_ptr(), _address(bias)
     first = 0
     for part in parts:
-        kernels.call(
-            "pack",
-            memory.data_ptr(),
-            ctypes.byref(matrix),
-            first,
-            len(part.offsets),
-            part.data.ctypes.data,
-            part.offsets.ctypes.data,
-            BLOCKS[part.kind][1],
-            int(part.kind),
-        )
-        first += len(part.offsets)
+        if as_stored(part.kind, matrix.kind):
+            size, centred = BLOCKS[part.kind][1], part.kind is TensorType.Q4_0
+            at = part.data.ctypes.data
+            first = _pack(machine, matrix, first, at, part.offsets, size, centred=centred)
+            continue
+        for rows in repacked(part, matrix.kind):
+            offsets = np.arange(len(rows), dtype=np.int64) * rows[0].nbytes
+            first = _pack(machine, matrix, first, rows.data_ptr(), offsets, rows.shape[2])
     return NativeLinear(machine, matrix, memory, bias)
+
+
+def _shape(parts: Sequence[StoredBlocks], *, paired: bool = False) -> Matrix:
+    """Return the matrix of the parts, without memory."""
+    rows = sum(len(part.offsets) for part in parts)
+    kind = kind_of(part.kind for part in parts)
+    return Matrix(None, None, rows, parts[0].columns, kind, int(paired))
+
+
+def _packed_bytes(machine: Machine, matrix: Matrix) -> int:
+    size: int = machine.kernels.call("packed_bytes", ctypes.byref(matrix))
+    return size
+
+
+def _pack(
+    machine: Machine,
+    matrix: Matrix,
+    first: int,
+    data: int,
+    offsets: NDArray[np.int64],
+    size: int,
+    *,
+    centred: bool = False,
+) -> int:
+    """Pack rows of blocks of `size` bytes, whose offsets count from the address `data`.
+
+    They are the outputs from `first` on; returned is the next one.
+    """
+    machine.kernels.call(
+        "pack",
+        matrix.data,
+        ctypes.byref(matrix),
+        first,
+        len(offsets),
+        data,
+        offsets.ctypes.data,
+        size,
+        int(centred),
+    )
+    return first + len(offsets)
 
 
 def _address(tensor: Tensor | None) -> int | None:

@@ -21,14 +21,15 @@ from drumline.device.models.checkpoint import Checkpoint, open_checkpoint
 from drumline.device.models.config import DecoderConfig
 from drumline.device.models.decoder import Decoder, weight_count
 from drumline.device.models.loading import load_decoder
+from drumline.device.models.matrices import EMBEDDING, HEAD, all_matrices, stored
 from drumline.device.models.shard import Shard
-from drumline.device.native_linear import PackedRows
+from drumline.device.native_linear import PackedRows, packed_bytes
 from drumline.device.parallel import TensorGroup
 from drumline.device.weights.gguf import ROPE_FACTORS
 from drumline.device.weights.places import Noted, Place
 from drumline.device.weights.store import WeightStore
 
-_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+_EMBEDDING, _HEAD = f"{EMBEDDING}.weight", f"{HEAD}.weight"
 _NORM = "model.norm.weight"
 _MANY_WEIGHTS = 1_000_000_000
 _MIB = 1 << 20
@@ -75,15 +76,18 @@ class WeightLoader:
         self._available_bytes = available_bytes
         self._shard = shard
         self._count = weight_count(config, shard)
-        self._whole = weight_count(config)
 
     def bytes_of(self, checkpoint: Checkpoint) -> int:
         """Return how much memory this rank's part of a checkpoint takes."""
-        whole = self._count * self._dtype.itemsize
-        if not self._backend.packs:
-            return whole
-        spared = checkpoint.weights.spared_bytes(self._dtype.itemsize)
-        return whole - spared * self._count // self._whole
+        itemsize, machine = self._dtype.itemsize, self._backend.machine
+        size = self._count * itemsize
+        if machine is None or not self._backend.packs:
+            return size
+        for parts in all_matrices(self._config, self._shard):
+            if (held := stored(checkpoint.weights, parts)) is not None:
+                size += packed_bytes(machine, held)
+                size -= sum(math.prod(part.shape) for part in parts) * itemsize
+        return size
 
     def load(self, checkpoint: Checkpoint) -> Loaded:
         """Read the weights. Raises ConfigError naming the file of what is missing or misshapen."""

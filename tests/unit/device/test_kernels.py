@@ -193,7 +193,7 @@ def test_weights_stay_small_integers_unless_floats_were_asked_for(model, stored,
     how = backends.chosen(asked(**model), stored_as(stored), 1)
     assert how.backend.packs == packs
     assert how.backend.one_call
-    assert ("weights as stored" in how.backend.name) == packs
+    assert ("weights in small integers" in how.backend.name) == packs
     if dtype is not None:
         assert str(how.dtype) == f"torch.{dtype}"
 
@@ -267,5 +267,5 @@ def test_the_embedded_model_starts_on_its_own_weights_and_says_so():
         specs = build(Config(), thread).specs
     finally:
         thread.stop()
-    assert specs.backend.endswith("kernels, weights as stored")
+    assert specs.backend.endswith("kernels, weights in small integers")
     assert specs.model.dtype == "float32"

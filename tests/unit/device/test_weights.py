@@ -16,6 +16,8 @@ from drumline.device.weights.dequantize import dequantize
 from drumline.device.weights.gguf import gguf_name
 from drumline.device.weights.source import Cut, Span
 
+from . import kquants
+from .kquants import K_QUANTS
 from .test_models import PROMPT, Loaded, assert_close, reference
 
 SCALES = {
@@ -50,7 +52,10 @@ def test_blocks_are_dequantized_as_the_format_s_authors_do(kind):
 
 
 def write_gguf(path, model, architecture, quantization=TensorType.F32):
-    """Write a `transformers` model as a GGUF file, attention rows reordered as converters do."""
+    """Write a `transformers` model as a GGUF file, attention rows reordered as converters do.
+
+    `quantization` is how matrices are stored, or a function from their names to that.
+    """
     config = model.config
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_block_count(config.num_hidden_layers)
@@ -65,7 +70,7 @@ def write_gguf(path, model, architecture, quantization=TensorType.F32):
     if getattr(config, "head_dim", None):
         writer.add_key_length(config.head_dim)
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
-    stored = gguf.GGMLQuantizationType(quantization)
+    stored = quantization if callable(quantization) else lambda _: quantization
     for name, tensor in model.state_dict().items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
@@ -74,10 +79,12 @@ def write_gguf(path, model, architecture, quantization=TensorType.F32):
         if architecture == "llama" and part in heads:
             halves = data.reshape(heads[part], 2, -1, *data.shape[1:])
             data = halves.swapaxes(1, 2).reshape(data.shape)
-        kind = stored if data.ndim > 1 else gguf.GGMLQuantizationType.F32
-        if data.shape[-1] % BLOCKS[TensorType(kind)][0]:
-            kind = gguf.GGMLQuantizationType.F16
-        writer.add_tensor(gguf_name(name), gguf.quantize(data, kind), raw_dtype=kind)
+        kind = stored(gguf_name(name)) if data.ndim > 1 else TensorType.F32
+        if data.shape[-1] % BLOCKS[kind][0]:
+            kind = TensorType.F16
+        number = gguf.GGMLQuantizationType(kind)
+        written = kquants.quantize(data, kind) if kind in K_QUANTS else gguf.quantize(data, number)
+        writer.add_tensor(gguf_name(name), written, raw_dtype=number)
     if config.rope_parameters["rope_type"] == "llama3":
         plain = 1 / config.rope_parameters["rope_theta"] ** (np.arange(0, 16, 2) / 16)
         scaled = model.model.rotary_emb.inv_freq.numpy()

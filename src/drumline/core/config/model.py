@@ -90,10 +90,9 @@ class ModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     quantization: Annotated[
         Quantization,
         Meta(
-            description="auto computes the 4- and 8-bit weights of GGUF files as they are, where "
-            "the processor has AVX2 and --dtype is auto, and never on CUDA; none turns them into "
-            "floats of --dtype; "
-            "gguf refuses to start where they would be",
+            description="auto computes the quantized weights of GGUF files as small integers, "
+            "where the processor has AVX2 and --dtype is auto, and never on CUDA; none turns them "
+            "into floats of --dtype; gguf refuses to start where they would be",
             extra=flags("-q"),
         ),
     ] = Quantization.AUTO

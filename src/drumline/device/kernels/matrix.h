@@ -11,12 +11,18 @@ namespace drumline {
 constexpr int kBlock = 32;  // inputs that share a scale
 constexpr int kGroup = 32;  // outputs that are computed together
 
-enum Kind : int32_t { kNibbles = 0, kBytes = 1, kFloats = 2, kBfloats = 3, kHalves = 4 };
+enum Kind : int32_t { kNibbles = 0, kBytes = 1, kOffsetBytes = 2, kFloats = 3, kBfloats = 4, kHalves = 5 };
 
-constexpr bool in_blocks(int kind) { return kind <= kBytes; }
+constexpr bool in_blocks(int kind) { return kind <= kOffsetBytes; }
+
+// Whether integers count from a minimum, one for each scale.
+constexpr bool from_least(int kind) { return kind != kBytes; }
+
+// The bytes of an output's integers in a block, in fours.
+constexpr int quads(int kind) { return kind == kNibbles ? kBlock / 8 : kBlock / 4; }
 
 constexpr int64_t block_bytes(int kind) {
-  return kind == kNibbles ? kGroup * (kBlock / 2 + 2 + 2) : kGroup * (kBlock + 2);
+  return kGroup * (quads(kind) * 4 + (from_least(kind) ? 4 : 2));
 }
 
 // `rows` outputs of `columns` inputs. Small integers are packed in whole groups; floats lie as

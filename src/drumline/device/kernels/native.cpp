@@ -54,39 +54,36 @@ void drumline_machine_free(Machine* machine) { delete machine; }
 // The memory that packed weights of such a shape take.
 int64_t drumline_packed_bytes(const Matrix* shape) { return shape->groups() * shape->group_bytes(); }
 
-// Pack output `row` of GGUF blocks that lie `step` bytes apart: `type` is ggml's own number. The
+// Pack output `row` of blocks that lie `step` bytes apart: a scale, a minimum if the kind has any,
+// integers. Where 4-bit integers are `centred` they count from -8, and no minimum is stored. The
 // packed memory is blank before, as its last group may have outputs that nothing stands for.
 void drumline_pack_row(uint8_t* packed, const Matrix* shape, int64_t row, const uint8_t* stored, int64_t step,
-                       int32_t type) {
-  constexpr int kQ40 = 2, kQ41 = 3;
+                       int32_t centred) {
   const int64_t group = shape->group_of(row), lane = shape->lane_of(row);
   for (int64_t b = 0; b < shape->columns / kBlock; b++) {
     const uint8_t* from = stored + b * step;
     uint8_t* block = packed + group * shape->group_bytes() + b * block_bytes(shape->kind);
-    const bool nibbles = shape->kind == kNibbles;
-    uint8_t* of = block + (nibbles ? 4 : 8) * kGroup * 4 + lane * 2;
+    uint8_t* of = block + quads(shape->kind) * kGroup * 4 + lane * 2;
     std::memcpy(of, from, 2);
     from += 2;
-    if (nibbles) {
-      if (type == kQ41) {
-        std::memcpy(of + kGroup * 2, from, 2);
-        from += 2;
-      } else if (type == kQ40) {
-        // Integers count from -8: the minimum is -8 times the scale, which is exact.
-        uint16_t raw;
-        std::memcpy(&raw, of, 2);
-        raw = _cvtss_sh(-8.f * _cvtsh_ss(raw), 0);
-        std::memcpy(of + kGroup * 2, &raw, 2);
-      }
+    if (centred) {
+      // The minimum is -8 times the scale, which is exact.
+      uint16_t raw;
+      std::memcpy(&raw, of, 2);
+      raw = _cvtss_sh(-8.f * _cvtsh_ss(raw), 0);
+      std::memcpy(of + kGroup * 2, &raw, 2);
+    } else if (from_least(shape->kind)) {
+      std::memcpy(of + kGroup * 2, from, 2);
+      from += 2;
     }
-    for (int q = 0; q < (nibbles ? 4 : 8); q++) std::memcpy(block + q * kGroup * 4 + lane * 4, from + 4 * q, 4);
+    for (int q = 0; q < quads(shape->kind); q++) std::memcpy(block + q * kGroup * 4 + lane * 4, from + 4 * q, 4);
   }
 }
 
 void drumline_pack(uint8_t* packed, const Matrix* shape, int64_t first, int64_t count, const uint8_t* stored,
-                   const int64_t* offsets, int64_t step, int32_t type) {
+                   const int64_t* offsets, int64_t step, int32_t centred) {
   for (int64_t i = 0; i < count; i++)
-    drumline_pack_row(packed, shape, first + i, stored + offsets[i], step, type);
+    drumline_pack_row(packed, shape, first + i, stored + offsets[i], step, centred);
 }
 
 int32_t drumline_rows(const Matrix* matrix, const int64_t* ids, int64_t count, float* out) {

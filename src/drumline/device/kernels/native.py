@@ -24,8 +24,9 @@ from drumline.device.kernels.processor import instruction_sets
 
 _log = logging.getLogger(__name__)
 
-NIBBLES, BYTES, FLOATS, BFLOATS, HALVES = range(5)
-"""Kinds of weights: of 4 and 8 bits, packed; float32, bfloat16 and float16, as they lie."""
+NIBBLES, BYTES, OFFSET_BYTES, FLOATS, BFLOATS, HALVES = range(6)
+"""Kinds of weights: packed ones of 4 bits above a minimum, of 8, and of 8 above a minimum;
+float32, bfloat16 and float16, as they lie."""
 FLOAT32, BFLOAT16, INT8 = 0, 1, 2
 """Kinds of pools of keys and values."""
 MOST_SHARED_HEADS = 64

@@ -1,7 +1,7 @@
 // Weights of 4 and 8 bits times activations of 8 bits, in blocks of 32 inputs.
 //
 // A group is 32 outputs: for each block of inputs first the integers, four inputs of an output
-// side by side and the 32 outputs in turn, then the outputs' scales, then (of 4 bits) their minima.
+// side by side and the 32 outputs in turn, then the outputs' scales, then their minima if they have any.
 // Of 4 bits, a byte's low nibble is input i, its high one input i + 16, as GGUF pairs them.
 //
 // What an output of a row is made of, and in which order, depends on nothing but the row: the
@@ -129,19 +129,20 @@ inline void tile(const Activations& x, int64_t row, const uint8_t* group, int co
         }
       }
     }
-    const uint8_t* of = group + b * block_bytes(kind) + (kind == kNibbles ? 4 : 8) * kQuads + column * kWide * 2;
+    const uint8_t* of = group + b * block_bytes(kind) + quads(kind) * kQuads + column * kWide * 2;
 #pragma GCC unroll 4
     for (int c = 0; c < C; c++) {
       const WideFloats scale = wide_halves(of + c * kWide * 2);
 #pragma GCC unroll 8
       for (int r = 0; r < R; r++) {
         const WideFloats both = wide_mul(scale, wide_all(scales[r * blocks + b]));
-        if constexpr (kind == kNibbles) {
-          const WideFloats least = wide_halves(of + kGroup * 2 + c * kWide * 2);
+        if constexpr (kind == kNibbles)
           made[r][c] = wide_fma(floats(of_nibbles(sums[r][c])), both, made[r][c]);
-          made[r][c] = wide_fma(least, wide_all(weighted[r * blocks + b]), made[r][c]);
-        } else {
+        else
           made[r][c] = wide_fma(floats(sums[r][c]), both, made[r][c]);
+        if constexpr (from_least(kind)) {
+          const WideFloats least = wide_halves(of + kGroup * 2 + c * kWide * 2);
+          made[r][c] = wide_fma(least, wide_all(weighted[r * blocks + b]), made[r][c]);
         }
       }
     }
@@ -195,10 +196,11 @@ inline void rows_of(const Activations& x, int64_t first, int64_t last, const uin
 // outputs of a group are written, also those that are none.
 inline void multiply_blocks(const Matrix& w, int64_t g, const Activations& x, int64_t first, int64_t last, float* out,
                             int64_t stride, bool add) {
-  if (w.kind == kNibbles)
-    rows_of<kNibbles>(x, first, last, w.group(g), out, stride, add);
-  else
-    rows_of<kBytes>(x, first, last, w.group(g), out, stride, add);
+  switch (w.kind) {
+    case kNibbles: return rows_of<kNibbles>(x, first, last, w.group(g), out, stride, add);
+    case kBytes: return rows_of<kBytes>(x, first, last, w.group(g), out, stride, add);
+    default: return rows_of<kOffsetBytes>(x, first, last, w.group(g), out, stride, add);
+  }
 }
 
 // Write output `row` of the matrix, in floats.
@@ -207,15 +209,17 @@ inline void dequantize(const Matrix& w, int64_t row, float* out) {
   const uint8_t* group = w.group(w.group_of(row));
   for (int64_t b = 0; b < w.columns / kBlock; b++) {
     const uint8_t* block = group + b * block_bytes(w.kind);
-    const bool nibbles = w.kind == kNibbles;
-    const uint8_t* of = block + (nibbles ? 4 : 8) * kGroup * 4 + lane * 2;
+    const uint8_t* of = block + quads(w.kind) * kGroup * 4 + lane * 2;
     uint16_t raw;
     std::memcpy(&raw, of, 2);
     const float scale = _cvtsh_ss(raw);
-    float* to = out + b * kBlock;
-    if (nibbles) {
+    float least = 0.f;
+    if (from_least(w.kind)) {
       std::memcpy(&raw, of + kGroup * 2, 2);
-      const float least = _cvtsh_ss(raw);
+      least = _cvtsh_ss(raw);
+    }
+    float* to = out + b * kBlock;
+    if (w.kind == kNibbles) {
       for (int i = 0; i < 16; i++) {
         const uint8_t pair = block[i / 4 * kGroup * 4 + lane * 4 + i % 4];
         to[i] = static_cast<float>(pair & 15) * scale + least;
@@ -223,7 +227,7 @@ inline void dequantize(const Matrix& w, int64_t row, float* out) {
       }
     } else {
       for (int i = 0; i < 32; i++)
-        to[i] = static_cast<float>(static_cast<int8_t>(block[i / 4 * kGroup * 4 + lane * 4 + i % 4])) * scale;
+        to[i] = static_cast<float>(static_cast<int8_t>(block[i / 4 * kGroup * 4 + lane * 4 + i % 4])) * scale + least;
     }
   }
 }

@@ -15,6 +15,7 @@ from drumline.device.kernels.native import (
     HALVES,
     INT8,
     NIBBLES,
+    OFFSET_BYTES,
     Batch,
     Cache,
     Heads,
@@ -27,8 +28,8 @@ from drumline.device.kernels.native import (
 
 _BLOCK = 32
 _PAGE = 16
-_TYPES = {NIBBLES: (3, 20), BYTES: (8, 34)}
-"""GGML's number of what is packed as each kind, and the bytes of a block: Q4_1 and Q8_0."""
+_BLOCK_BYTES = {NIBBLES: 20, BYTES: 34, OFFSET_BYTES: 36}
+"""Of what is packed as each kind: the first two are GGUF's Q4_1 and Q8_0."""
 _CLOSE = 1e-4
 _CLOSE_TO = {FLOAT32: 1e-4, BFLOAT16: 2e-2, INT8: 4e-4}
 """Queries meet integers as ones of 14 bits, and bfloat16, on some processors, as such."""
@@ -37,7 +38,7 @@ _CLOSE_TO = {FLOAT32: 1e-4, BFLOAT16: 2e-2, INT8: 4e-4}
 def tried(kernels: Kernels) -> str | None:
     """Return what `kernels` get wrong, if anything."""
     machine = Machine(kernels, 2)
-    for kind, what in ((NIBBLES, "4-bit"), (BYTES, "8-bit")):
+    for kind, what in ((NIBBLES, "4-bit"), (BYTES, "8-bit"), (OFFSET_BYTES, "offset 8-bit")):
         if not _packed_holds(kernels, machine, kind):
             return f"a product of {what} weights came out wrong"
     for kind, what in ((FLOATS, "float32"), (BFLOATS, "bfloat16"), (HALVES, "float16")):
@@ -52,21 +53,22 @@ def tried(kernels: Kernels) -> str | None:
 def _packed_holds(kernels: Kernels, machine: Machine, kind: int) -> bool:
     random = np.random.default_rng(kind)
     rows, columns, tokens = 40, 96, 7
-    number, size = _TYPES[kind]
+    size = _BLOCK_BYTES[kind]
     blocks = columns // _BLOCK
     stored = random.integers(0, 256, (rows, blocks, size), np.uint8)
-    floats = 2 if kind == NIBBLES else 1
+    floats = 1 if kind == BYTES else 2
     stored[:, :, : 2 * floats] = (
         random.standard_normal((rows, blocks, floats)).astype(np.float16).view(np.uint8)
     )
     scale = stored[:, :, :2].copy().view(np.float16).astype(np.float64)
     minimum = np.zeros_like(scale)
-    if kind == NIBBLES:
+    if floats == 2:  # noqa: PLR2004 - a scale and a minimum
         minimum = stored[:, :, 2:4].copy().view(np.float16).astype(np.float64)
-        packed = stored[:, :, 4:]
+    packed = stored[:, :, 2 * floats :]
+    if kind == NIBBLES:
         integers = np.concatenate((packed & 15, packed >> 4), 2).astype(np.float64)
     else:
-        integers = stored[:, :, 2:].view(np.int8).astype(np.float64)
+        integers = packed.view(np.int8).astype(np.float64)
     weight = (integers * scale + minimum).reshape(rows, columns)
 
     matrix = Matrix(None, None, rows, columns, kind, 0)
@@ -82,7 +84,7 @@ def _packed_holds(kernels: Kernels, machine: Machine, kind: int) -> bool:
         stored.ctypes.data,
         offsets.ctypes.data,
         size,
-        number,
+        0,
     )
     x = random.standard_normal((tokens, columns)).astype(np.float32)
     cut = x.reshape(tokens, blocks, _BLOCK).astype(np.float64)

@@ -4,7 +4,7 @@ Thread: forward thread only.
 """
 
 import logging
-from collections.abc import Iterator
+from collections import Counter
 
 import torch
 from msgspec import Struct
@@ -27,6 +27,15 @@ from drumline.device.layers import (
 )
 from drumline.device.models.config import DecoderConfig, LinearRope, Llama3Rope
 from drumline.device.models.decoder import Decoder, DecoderLayer, SelfAttention, Top
+from drumline.device.models.matrices import (
+    EMBEDDING,
+    HEAD,
+    Joined,
+    Part,
+    layer_matrices,
+    stored,
+    vectors,
+)
 from drumline.device.models.shard import Shard, shard_of
 from drumline.device.native_linear import (
     NativeEmbedding,
@@ -34,11 +43,11 @@ from drumline.device.native_linear import (
     PackedRows,
     of_blocks,
     of_floats,
-    packable,
 )
 from drumline.device.parallel import Alone, TensorGroup
 from drumline.device.program import LayerWeights, ModelWeights, Program
 from drumline.device.weights.gguf import ROPE_FACTORS
+from drumline.device.weights.repack import described
 from drumline.device.weights.source import Cut, Span, WeightSource, all_of
 from drumline.device.weights.store import WeightStore
 
@@ -65,53 +74,41 @@ class _Loader:
         """Matrices that became floats, though the kernels compute small integers."""
         self.packed: dict[str, PackedRows] = {}
         """Where the weights are that did not."""
+        self.became: Counter[str] = Counter()
+        """How many of those were stored as what, and became what."""
 
     def vectors(self, names: list[str], spans: list[Span]) -> Tensor:
         """Return the named norms or biases, one behind the other; kernels want them in float32."""
-        return self.rows(names, spans, dtype=self._vectors_dtype)
-
-    def rows(
-        self, names: list[str], spans: list[Span], *columns: int, dtype: torch.dtype | None = None
-    ) -> Tensor:
-        """Return the named tensors' rows, one below the other."""
         sizes = [len(span) for span in spans]
-        out = self._store.new((sum(sizes), *columns), dtype)
+        out = self._store.new((sum(sizes),), self._vectors_dtype)
         for name, span, part in zip(names, spans, out.split_with_sizes(sizes), strict=True):
             self._source.read(name, part, None if len(span) == span.whole else Cut(0, span))
         return out
 
-    def parallel(
-        self, names: list[str], spans: list[Span], columns: int, bias: bool, *, paired: bool = False
-    ) -> Linear:
+    def parallel(self, parts: Joined, bias: bool, *, paired: bool = False) -> Linear:
         """Return a linear layer of which this rank has some outputs."""
-        added = self.vectors([f"{name}.bias" for name in names], spans) if bias else None
-        parts = [(name, (len(span), columns), Cut(0, span)) for name, span in _named(names, spans)]
+        added = self._biases(parts) if bias else None
         if (packed := self._packed(parts, added, paired=paired)) is not None:
             return packed
-        weight = self.rows([f"{name}.weight" for name in names], spans, columns)
-        return self._of_floats(weight, added, paired=paired)
+        return self._of_floats(self._weight(parts), added, paired=paired)
 
-    def summed(self, name: str, rows: int, span: Span, bias: bool) -> Linear:
+    def summed(self, part: Part, bias: bool) -> Linear:
         """Return a linear layer of which this rank has some inputs."""
         group = self._group
         if group.size == 1:
-            return self.parallel([name], [all_of(rows)], span.whole, bias)
+            return self.parallel([part], bias)
         # One of those who sum brings the bias; all have it, so that all know its name.
-        held = self.vectors([f"{name}.bias"], [all_of(rows)]) if bias else None
+        held = self._biases([part]) if bias else None
         added = held if group.index == 0 else None
-        cut = Cut(1, span)
-        if (packed := self._packed([(name, (rows, len(span)), cut)], added)) is not None:
+        if (packed := self._packed([part], added)) is not None:
             return SummedLinear(packed, group)
-        weight = self._store.new((rows, len(span)))
-        self._source.read(f"{name}.weight", weight, cut)
-        return SummedLinear(self._backend.linear(weight, added), group)
+        return SummedLinear(self._backend.linear(self._weight([part]), added), group)
 
-    def vocabulary(self, name: str, span: Span, columns: int) -> Tensor | NativeLinear:
+    def vocabulary(self, part: Part) -> Tensor | NativeLinear:
         """Return this rank's entries of a vocabulary's vectors, as floats or packed."""
-        packed = self._packed([(name, (len(span), columns), Cut(0, span))], None)
-        if packed is not None:
+        if (packed := self._packed([part], None)) is not None:
             return packed
-        weight = self.rows([f"{name}.weight"], [span], columns)
+        weight = self._weight([part])
         machine = self._kernels_floats
         return weight if machine is None else of_floats(machine, weight, None)
 
@@ -133,33 +130,37 @@ class _Loader:
             return self._backend.linear(weight, bias)
         return of_floats(machine, weight, bias, paired=paired)
 
+    def _biases(self, parts: Joined) -> Tensor:
+        spans = [part.cut.span if part.cut.dim == 0 else all_of(part.shape[0]) for part in parts]
+        return self.vectors([f"{part.name}.bias" for part in parts], spans)
+
+    def _weight(self, parts: Joined) -> Tensor:
+        """Return parts as floats, one below the other."""
+        sizes = [part.shape[0] for part in parts]
+        out = self._store.new((sum(sizes), parts[0].shape[1]))
+        for part, own in zip(parts, out.split_with_sizes(sizes), strict=True):
+            self._source.read(f"{part.name}.weight", own, None if part.whole else part.cut)
+        return out
+
     def _packed(
-        self,
-        parts: list[tuple[str, tuple[int, int], Cut]],
-        bias: Tensor | None,
-        *,
-        paired: bool = False,
+        self, parts: Joined, bias: Tensor | None, *, paired: bool = False
     ) -> NativeLinear | None:
-        """Return a layer of stored parts, one below the other, if they can be one."""
+        """Return a layer of parts, one below the other, if all are stored as small integers."""
         machine = self._backend.machine
         if machine is None or not self._backend.packs:
             return None
-        stored = [self._source.blocks(f"{name}.weight", shape, cut) for name, shape, cut in parts]
-        held = [part for part in stored if part is not None]
-        if len(held) < len(parts) or not packable(held):
-            self.unpacked.extend(name for name, _, _ in parts)
+        held = stored(self._source, parts)
+        if held is None:
+            self.unpacked.extend(part.name for part in parts)
             return None
         layer = of_blocks(machine, held, bias, self._store, paired=paired)
+        self.became.update(described(each.kind, layer.matrix.kind) for each in held)
         first = 0
-        for name, (count, _), cut in parts:
-            own = None if len(cut.span) == cut.span.whole else cut
-            self.packed[f"{name}.weight"] = PackedRows(layer, first, count, own)
-            first += count
+        for part in parts:
+            own = None if part.whole else part.cut
+            self.packed[f"{part.name}.weight"] = PackedRows(layer, first, part.shape[0], own)
+            first += part.shape[0]
         return layer
-
-
-def _named(names: list[str], spans: list[Span]) -> Iterator[tuple[str, Span]]:
-    return zip(names, spans, strict=True)
 
 
 class _LayerParts(Struct, frozen=True, eq=False):
@@ -198,19 +199,14 @@ def load_decoder(
 
     def layer(index: int) -> _LayerParts:
         prefix = f"model.layers.{index}"
-        hidden, dim = config.hidden_size, config.head_dim
-        queries, keys = _times(shard.heads, dim), _times(shard.kv_heads, dim)
         attention = f"{prefix}.self_attn"
-        qkv = [f"{attention}.{part}_proj" for part in "qkv"]
-        gate_up = [f"{prefix}.mlp.{part}_proj" for part in ("gate", "up")]
-        inner = shard.inner
+        hidden, dim = config.hidden_size, config.head_dim
+        matrices = layer_matrices(config, shard, index)
         return _LayerParts(
-            qkv=load.parallel(qkv, [queries, keys, keys], hidden, config.qkv_bias),
-            out=load.summed(f"{attention}.o_proj", hidden, queries, config.output_bias),
-            gate_up=load.parallel(
-                gate_up, [inner, inner], hidden, config.mlp_bias, paired=backend.one_call
-            ),
-            down=load.summed(f"{prefix}.mlp.down_proj", hidden, inner, config.mlp_bias),
+            qkv=load.parallel(matrices.qkv, config.qkv_bias),
+            out=load.summed(matrices.out, config.output_bias),
+            gate_up=load.parallel(matrices.gate_up, config.mlp_bias, paired=backend.one_call),
+            down=load.summed(matrices.down, config.mlp_bias),
             attention_norm=norm(f"{prefix}.input_layernorm", hidden),
             mlp_norm=norm(f"{prefix}.post_attention_layernorm", hidden),
             head_norms=(norm(f"{attention}.q_norm", dim), norm(f"{attention}.k_norm", dim))
@@ -218,23 +214,26 @@ def load_decoder(
             else None,
         )
 
-    def vectors(name: str) -> Tensor | NativeLinear:
-        return load.vocabulary(name, shard.vocab, config.hidden_size)
+    def table(name: str) -> Tensor | NativeLinear:
+        return load.vocabulary(vectors(config, shard, name))
 
-    embedding = vectors("model.embed_tokens") if shard.first else None
+    embedding = table(EMBEDDING) if shard.first else None
     layers = [layer(index) for index in range(shard.layers.start, shard.layers.stop)]
     top_norm, head = None, None
     if shard.last:
         top_norm = norm("model.norm", config.hidden_size)
         if not config.tied_embeddings:
-            head = vectors("lm_head")
+            head = table(HEAD)
         else:
-            head = vectors("model.embed_tokens") if embedding is None else embedding
+            head = table(EMBEDDING) if embedding is None else embedding
     frequencies = _frequencies(config, source, store.device)
     program = None
     if backend.one_call and backend.machine is not None:
         weights = _all_native(config, shard, layers, embedding, head, top_norm, frequencies)
         program = None if weights is None else Program(backend.machine, weights)
+    if load.became:
+        became = "; ".join(f"{count} of {what}" for what, count in sorted(load.became.items()))
+        _log.info("matrices that stay small integers: %s", became)
     if load.unpacked:
         _log.warning(
             "%d matrices, such as %s, became floats: no kernel computes them as they are stored",
@@ -309,11 +308,6 @@ def _all_native(
         config.head_dim,
         config.norm_eps,
     )
-
-
-def _times(span: Span, size: int) -> Span:
-    """Return the span of what each entry of `span` has `size` of."""
-    return Span(span.start * size, span.stop * size, span.whole * size)
 
 
 def _frequencies(config: DecoderConfig, source: WeightSource, device: torch.device) -> Tensor:

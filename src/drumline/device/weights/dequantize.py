@@ -17,6 +17,9 @@ from torch import Tensor
 
 from drumline.core.gguf_file import BLOCKS, TensorType
 
+Decoded = tuple[Tensor, Tensor, Tensor | None]
+"""Small integers, the scale they are multiplied with, and what is added then."""
+
 
 def dequantize(data: Tensor, kind: TensorType, out: Tensor) -> None:
     """Write the values of `data` (uint8, one-dimensional) to `out` (any shape and float type)."""
@@ -25,13 +28,12 @@ def dequantize(data: Tensor, kind: TensorType, out: Tensor) -> None:
         flat.copy_(data.view(_PLAIN[kind]))
         return
     values, size = BLOCKS[kind]
-    decode = _DECODERS[kind]
     blocks = data.view(-1, size)
     direct = out.dtype == torch.float32
     # In pieces that stay in the processor's cache, whatever the tensor's size.
     step = _PIECE_VALUES // values
     for start in range(0, len(blocks), step):
-        integers, scale, minimum = decode(blocks[start : start + step])
+        integers, scale, minimum = decoded(blocks[start : start + step], kind)
         place = flat[start * values : start * values + integers.numel()].view(integers.shape)
         piece = place if direct else torch.empty(integers.shape)
         torch.mul(integers, scale, out=piece)
@@ -39,6 +41,14 @@ def dequantize(data: Tensor, kind: TensorType, out: Tensor) -> None:
             piece += minimum
         if not direct:
             place.copy_(piece)
+
+
+def decoded(blocks: Tensor, kind: TensorType) -> Decoded:
+    """Return the integers of blocks, `[blocks, bytes]`, and what they are multiplied with.
+
+    Each is of 8 bits, `[blocks, ..., n]` where n share a scale.
+    """
+    return _DECODERS[kind](blocks)
 
 
 _PIECE_VALUES = 1 << 18
@@ -55,55 +65,51 @@ def _half(blocks: Tensor, offset: int) -> Tensor:
 
 def _nibbles(packed: Tensor) -> Tensor:
     """[n, b] bytes to [n, 2b] values: all low nibbles, then all high ones."""
-    packed = packed.contiguous()
-    return torch.cat((packed & 15, packed >> 4), 1)
+    return _shifted(packed, range(0, 8, 4), 15).reshape(len(packed), -1)
 
 
 def _shifted(packed: Tensor, shifts: range, mask: int) -> Tensor:
     """[..., b] bytes to [..., len(shifts), b] values of a few bits each."""
-    amounts = torch.tensor(list(shifts), dtype=torch.uint8).unsqueeze(1)
-    return (packed.unsqueeze(-2) >> amounts) & mask
+    # One shift after the other: with a tensor of them each is slower by a multiple.
+    packed = packed.contiguous()
+    return torch.stack([(packed >> shift) & mask for shift in shifts], -2)
 
 
 def _fifth_bits(blocks: Tensor, offset: int) -> Tensor:
-    bits = _shifted(blocks[:, offset : offset + 4], range(8), 1)
-    return bits.transpose(1, 2).reshape(-1, 32) << 4
+    words = blocks[:, offset : offset + 4].contiguous().view(torch.int32)
+    return ((words >> torch.arange(32, dtype=torch.int32)) & 1).to(torch.uint8) << 4
 
 
-_Decoded = tuple[Tensor, Tensor, Tensor | None]
-"""Small integers, the scale they are multiplied with, and what is added then."""
-
-
-def _q4_0(blocks: Tensor) -> _Decoded:
+def _q4_0(blocks: Tensor) -> Decoded:
     return _nibbles(blocks[:, 2:]).view(torch.int8) - 8, _half(blocks, 0), None
 
 
-def _q4_1(blocks: Tensor) -> _Decoded:
+def _q4_1(blocks: Tensor) -> Decoded:
     return _nibbles(blocks[:, 4:]), _half(blocks, 0), _half(blocks, 2)
 
 
-def _q5_0(blocks: Tensor) -> _Decoded:
+def _q5_0(blocks: Tensor) -> Decoded:
     values = _nibbles(blocks[:, 6:]) | _fifth_bits(blocks, 2)
     return values.view(torch.int8) - 16, _half(blocks, 0), None
 
 
-def _q5_1(blocks: Tensor) -> _Decoded:
+def _q5_1(blocks: Tensor) -> Decoded:
     values = _nibbles(blocks[:, 8:]) | _fifth_bits(blocks, 4)
     return values, _half(blocks, 0), _half(blocks, 2)
 
 
-def _q8_0(blocks: Tensor) -> _Decoded:
+def _q8_0(blocks: Tensor) -> Decoded:
     return blocks[:, 2:].view(torch.int8), _half(blocks, 0), None
 
 
-def _q2_k(blocks: Tensor) -> _Decoded:
+def _q2_k(blocks: Tensor) -> Decoded:
     packed = blocks[:, :16]
     scale = (_half(blocks, 80) * (packed & 15)).unsqueeze(2)
     minimum = (_half(blocks, 82) * (packed >> 4)).unsqueeze(2)
     return _two_bits(blocks[:, 16:80]).view(-1, 16, 16), scale, -minimum
 
 
-def _q3_k(blocks: Tensor) -> _Decoded:
+def _q3_k(blocks: Tensor) -> Decoded:
     low = _two_bits(blocks[:, 32:96])
     high = _shifted(blocks[:, :32], range(8), 1).reshape(-1, 256)
     values = (low | (high << 2)).view(torch.int8).view(-1, 16, 16) - 4
@@ -126,20 +132,20 @@ def _scales_and_minima(blocks: Tensor) -> tuple[Tensor, Tensor]:
     return (_half(blocks, 0) * scales).unsqueeze(2), (_half(blocks, 2) * minima).unsqueeze(2)
 
 
-def _q4_k(blocks: Tensor) -> _Decoded:
+def _q4_k(blocks: Tensor) -> Decoded:
     scale, minimum = _scales_and_minima(blocks)
     values = _shifted(blocks[:, 16:].reshape(-1, 4, 32), range(0, 8, 4), 15)
     return values.reshape(-1, 8, 32), scale, -minimum
 
 
-def _q5_k(blocks: Tensor) -> _Decoded:
+def _q5_k(blocks: Tensor) -> Decoded:
     scale, minimum = _scales_and_minima(blocks)
     low = _shifted(blocks[:, 48:].reshape(-1, 4, 32), range(0, 8, 4), 15).reshape(-1, 8, 32)
     high = _shifted(blocks[:, 16:48], range(8), 1)
     return low | (high << 4), scale, -minimum
 
 
-def _q6_k(blocks: Tensor) -> _Decoded:
+def _q6_k(blocks: Tensor) -> Decoded:
     low = _shifted(blocks[:, :128].reshape(-1, 2, 64), range(0, 8, 4), 15).reshape(-1, 256)
     high = _two_bits(blocks[:, 128:192])
     values = (low | (high << 4)).view(torch.int8).view(-1, 16, 16) - 32
@@ -147,7 +153,7 @@ def _q6_k(blocks: Tensor) -> _Decoded:
     return values, (_half(blocks, 208) * scales).unsqueeze(2), None
 
 
-_DECODERS: dict[TensorType, Callable[[Tensor], _Decoded]] = {
+_DECODERS: dict[TensorType, Callable[[Tensor], Decoded]] = {
     TensorType.Q4_0: _q4_0,
     TensorType.Q4_1: _q4_1,
     TensorType.Q5_0: _q5_0,

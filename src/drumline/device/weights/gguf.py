@@ -5,8 +5,9 @@ import torch
 from torch import Tensor
 
 from drumline.core.errors import ConfigError
-from drumline.core.gguf_file import BLOCKS, GgufFile, TensorType
+from drumline.core.gguf_file import BLOCKS, GgufFile
 from drumline.device.weights.dequantize import dequantize
+from drumline.device.weights.repack import packs
 from drumline.device.weights.source import Cut, Span, StoredBlocks, all_of, stored_shape
 
 ROPE_FACTORS = "rope_factors"
@@ -33,8 +34,8 @@ _IN_LAYER = {
 }
 
 _ROWS_AT_ONCE = 512
-_PACKED = (TensorType.Q4_0, TensorType.Q4_1, TensorType.Q8_0)
-"""Kinds that may be computed as they are stored."""
+_BLOCK = 32
+"""Values that share a scale where weights are computed as small integers."""
 
 
 def gguf_name(name: str) -> str:
@@ -89,14 +90,15 @@ class GgufWeights:
         stored = gguf_name(name)
         entry = self._file.tensors.get(stored)
         whole = cut.stored(shape) if cut is not None else shape
-        if entry is None or entry.type not in _PACKED or entry.shape != whole:
+        if entry is None or not packs(entry.type) or entry.shape != whole:
             return None
         values, size = BLOCKS[entry.type]
-        first = 0
+        first = skipped = 0
         if cut is not None and cut.dim == 1:
-            if cut.span.start % values or cut.span.stop % values:
+            if cut.span.start % _BLOCK or cut.span.stop % _BLOCK:
                 return None
             first = cut.span.start // values * size
+            skipped = cut.span.start % values
             cut = None
         rows = np.arange(shape[0], dtype=np.int64) + (cut.span.start if cut is not None else 0)
         heads = self._interleaved.get(stored.split(".")[-2])
@@ -104,17 +106,7 @@ class GgufWeights:
             half = whole[0] // heads // 2
             rows = rows.reshape(-1, half, 2).swapaxes(1, 2).reshape(-1)
         offsets = entry.offset + rows * (entry.bytes // whole[0]) + first
-        return StoredBlocks(entry.type, self._data, offsets, shape[1])
-
-    def spared_bytes(self, itemsize: int) -> int:
-        spared = 0
-        for entry in self._file.tensors.values():
-            if entry.type in _PACKED:
-                values, size = BLOCKS[entry.type]
-                # Blocks of Q4_0 are given a minimum each, which they are stored without.
-                size += 2 * (entry.type is TensorType.Q4_0)
-                spared += entry.bytes // BLOCKS[entry.type][1] * (values * itemsize - size)
-        return spared
+        return StoredBlocks(entry.type, self._data, offsets, shape[1], skipped)
 
     def _read_columns(
         self, stored: str, shape: tuple[int, ...], columns: Span, out: Tensor

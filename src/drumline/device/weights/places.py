@@ -51,6 +51,3 @@ class Noted:
         self, name: str, shape: tuple[int, int], cut: Cut | None = None
     ) -> StoredBlocks | None:
         return self._source.blocks(name, shape, cut)
-
-    def spared_bytes(self, itemsize: int) -> int:
-        return self._source.spared_bytes(itemsize)

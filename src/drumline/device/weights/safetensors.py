@@ -38,9 +38,6 @@ class SafetensorsWeights:
     ) -> StoredBlocks | None:
         return None
 
-    def spared_bytes(self, _itemsize: int) -> int:
-        return 0
-
     def read(self, name: str, out: Tensor, cut: Cut | None = None) -> None:
         place = self._places.get(name)
         expected = stored_shape(out, cut)

@@ -38,13 +38,15 @@ class Cut(Struct, frozen=True):
 
 
 class StoredBlocks(Struct, frozen=True, eq=False):
-    """Rows of small integers as they lie in a checkpoint's file, in blocks of 32 values."""
+    """Rows of small integers as they lie in a checkpoint's file, in blocks of its format."""
 
     kind: TensorType
     data: NDArray[np.uint8]
     offsets: NDArray[np.int64]
     """Where in `data` each row's first block begins; a row's blocks lie back to back."""
     columns: int
+    skipped: int = 0
+    """Values of a row's first block that come before its columns."""
 
 
 class WeightSource(Protocol):
@@ -65,11 +67,8 @@ class WeightSource(Protocol):
     ) -> StoredBlocks | None:
         """Return a part of shape `shape` as it is stored, or None where it is not in such blocks.
 
-        None as well for what `read` refuses.
+        None as well for what `read` refuses, and for a part that begins or ends within 32 values.
         """
-
-    def spared_bytes(self, itemsize: int) -> int:
-        """Return how much less memory blocks take than floats of `itemsize` bytes do."""
 
 
 def stored_shape(out: Tensor, cut: Cut | None) -> tuple[int, ...]:
