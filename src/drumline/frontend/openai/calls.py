@@ -102,6 +102,28 @@ async def encoded(
         raise not_unicode(param) from None
 
 
+async def ids_of(
+    service: Service,
+    prompts: Sequence[str | list[int]],
+    *,
+    add_special: bool,
+    param: str,
+    shortens: bool,
+) -> list[list[int]]:
+    """Return the ids of prompts that are texts, or ids already. Raises RequestError 400."""
+    found = []
+    for prompt in prompts:
+        if isinstance(prompt, str):
+            ids = await encoded(
+                service, prompt, add_special=add_special, param=param, shortens=shortens
+            )
+        else:
+            ids = prompt
+            service.limits.check_ids(ids, param)
+        found.append(ids)
+    return found
+
+
 def not_unicode(param: str) -> RequestError:
     """Return the refusal of a text with half a surrogate pair, which JSON can spell."""
     return RequestError(

@@ -14,7 +14,7 @@ from drumline.frontend.openai.calls import (
     Answer,
     Frame,
     asked_of,
-    encoded,
+    ids_of,
     metadata_of,
     prompt_logprobs,
     usage_body,
@@ -75,16 +75,9 @@ class CompletionCall:
         texts = self._prompts()
         special = request.add_special_tokens is not False
         shortens = request.truncate_prompt_tokens is not None
-        prompts = []
-        for prompt in texts:
-            if isinstance(prompt, str):
-                ids = await encoded(
-                    service, prompt, add_special=special, param="prompt", shortens=shortens
-                )
-                prompts.append(ids)
-            else:
-                service.limits.check_ids(prompt, "prompt")
-                prompts.append(prompt)
+        prompts = await ids_of(
+            service, texts, add_special=special, param="prompt", shortens=shortens
+        )
         logprobs = request.logprobs
         if logprobs is not None:
             logprob_count("logprobs", logprobs)

@@ -23,7 +23,7 @@ from drumline.core.errors import PeerError, RequestError
 from drumline.core.ids import request_id
 from drumline.frontend.answer import given_up
 from drumline.frontend.limits import MAX_SEQUENCES
-from drumline.frontend.openai.calls import encoded, shortened
+from drumline.frontend.openai.calls import ids_of, shortened
 from drumline.frontend.openai.parameters import REFUSED, ParameterCheck, Refused, Rest
 from drumline.frontend.service import Service
 from drumline.frontend.web.errors import as_request_error, shutting_down, timed_out
@@ -185,16 +185,9 @@ class Embeddings:
         inputs = _inputs(request.input)
         special = request.add_special_tokens is not False
         shortens = request.truncate_prompt_tokens is not None
-        prompts = []
-        for given in inputs:
-            if isinstance(given, str):
-                ids = await encoded(
-                    service, given, add_special=special, param="input", shortens=shortens
-                )
-            else:
-                ids = given
-                service.limits.check_ids(ids, "input")
-            prompts.append(ids)
+        prompts = await ids_of(
+            service, inputs, add_special=special, param="input", shortens=shortens
+        )
         cut = shortened(prompts, request.truncate_prompt_tokens, service.limits)
         for ids in cut:
             if not ids:
