@@ -14,6 +14,7 @@ from typing import cast
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import astuple
 from xxhash import xxh3_64_intdigest
 
 from drumline.contract.arrays import IntArray, encode_array
@@ -176,15 +177,7 @@ class Relay:
             self._results,
         )
         if self._replica.size > 1:
-            self._last = _DIGEST.pack(
-                self._round,
-                self._inputs,
-                self._rows,
-                self._lengths,
-                self._blocks,
-                self._requests,
-                self._results,
-            )
+            self._last = _DIGEST.pack(*astuple(digest))
         self._inputs = self._rows = self._lengths = self._results = 0
         return digest
 
