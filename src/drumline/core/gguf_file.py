@@ -193,17 +193,22 @@ def _read_head(path: Path, data: mmap.mmap) -> GgufFile:
             str(path), f"has general.alignment {alignment!r}; expected a positive int"
         )
     start = -(-cursor.offset // alignment) * alignment
-    tensors = {}
-    for name, kind, shape, offset in found:
-        entry = _place(path, name, kind, shape, start + offset)
-        if entry.offset + entry.bytes > len(data):
+    entries = [_place(path, name, kind, shape, start + at) for name, kind, shape, at in found]
+    end = start
+    for entry in sorted(entries, key=lambda entry: entry.offset):
+        if entry.offset < end:
             raise ConfigError(
                 str(path),
-                f"is truncated: tensor {name} ends at byte {entry.offset + entry.bytes}, "
-                f"the file has {len(data)}",
+                f"is damaged: tensor {entry.name} begins at byte {entry.offset}, where "
+                f"another one, which ends at byte {end}, still lies",
             )
-        tensors[name] = entry
-    return GgufFile(path, metadata, tensors)
+        end = entry.offset + entry.bytes
+        if end > len(data):
+            raise ConfigError(
+                str(path),
+                f"is truncated: tensor {entry.name} ends at byte {end}, the file has {len(data)}",
+            )
+    return GgufFile(path, metadata, {entry.name: entry for entry in entries})
 
 
 def _read_tensor(path: Path, cursor: _Cursor) -> tuple[str, int, tuple[int, ...], int]:

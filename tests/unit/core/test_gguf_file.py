@@ -61,6 +61,17 @@ def test_damage_anywhere_in_the_head_is_read_or_refused(small_gguf, tmp_path):
             assert str(damaged) in str(error)  # noqa: PT017 (both outcomes are right)
 
 
+def test_tensors_that_lie_on_each_other_are_refused_by_name(small_gguf):
+    data = bytearray(small_gguf.read_bytes())
+    name = b"output_norm.weight"
+    # Behind a name stand the number of dimensions, the one there is, the type and the offset.
+    place = data.index(name) + len(name) + 4 + 8 + 4
+    data[place : place + 8] = (64).to_bytes(8, "little")
+    small_gguf.write_bytes(data)
+    with pytest.raises(ConfigError, match=r"tensor output_norm\.weight begins at byte .* another"):
+        read_gguf(small_gguf)
+
+
 def test_a_missing_key_is_named_with_its_file(small_gguf):
     with pytest.raises(ConfigError, match=r"small\.gguf: .* lacks llama\.context_length"):
         read_gguf(small_gguf).require("llama.context_length")
