@@ -95,6 +95,15 @@ def test_odd_values_in_config_json_are_read_or_refused_by_file():
         ("quantization_config", True, "quantization_config"),
         ("layer_types", 3, "layer_types"),
         ("max_window_layers", "x", "max_window_layers"),
+        ("tie_word_embeddings", "false", "tie_word_embeddings to be true or false, has 'false'"),
+        ("attention_bias", 1, "attention_bias to be true or false"),
+        ("eos_token_id", True, "eos_token_id to be a token id or a list of them, has True"),
+        ("eos_token_id", [2, None], "eos_token_id"),
+        (
+            "rope_parameters",
+            {**JSON["rope_parameters"], "high_freq_factor": 1.0},
+            "high_freq_factor above the low_freq_factor of 1.0, has 1.0",
+        ),
     ],
 )
 def test_a_value_that_makes_no_sense_is_refused_by_its_key(key, value, said):
@@ -116,3 +125,19 @@ def test_odd_values_in_gguf_metadata_are_read_or_refused_by_file():
         for value in ODD:
             odd = {**GGUF, key: value}
             understood_or_refused(lambda odd=odd: read(odd), path, (key, value))
+
+
+def test_the_file_that_names_wrong_ends_is_the_one_that_is_told_of():
+    with pytest.raises(ConfigError, match=r"model/generation_config\.json: .*has 'x'"):
+        from_json(PATH, JSON, {"eos_token_id": "x"})
+
+
+def test_an_epsilon_of_zero_is_one():
+    assert from_json(PATH, {**JSON, "rms_norm_eps": 0}, {}).norm_eps == 0
+
+
+@pytest.mark.parametrize("rows", [0, 2**40])
+def test_embeddings_of_no_vocabulary_are_refused(rows):
+    embedding = TensorEntry("token_embd.weight", TensorType.F32, (rows, 64), 0, 0)
+    with pytest.raises(ConfigError, match=r"token_embd\.weight has shape"):
+        from_gguf(GgufFile(PATH, GGUF, {embedding.name: embedding}))

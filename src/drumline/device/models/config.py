@@ -106,9 +106,11 @@ def from_json(path: Path, config: dict[str, Any], generation: dict[str, Any]) ->
     heads = _integer(path, config, "num_attention_heads")
     hidden = _integer(path, config, "hidden_size")
     layers = _integer(path, config, "num_hidden_layers", most=_MOST_LAYERS)
-    attention_bias = bool(config.get("attention_bias", False))
+    attention_bias = _flag(path, config, "attention_bias")
     theta, scaling = _rope_from_json(path, config)
-    eos = generation.get("eos_token_id", config.get("eos_token_id"))
+    ends = path.with_name("generation_config.json"), generation
+    if "eos_token_id" not in generation:
+        ends = path, config
     return _checked(
         path,
         DecoderConfig(
@@ -120,17 +122,17 @@ def from_json(path: Path, config: dict[str, Any], generation: dict[str, Any]) ->
             heads=heads,
             kv_heads=_integer(path, config, "num_key_value_heads", heads),
             head_dim=_integer(path, config, "head_dim", hidden // heads),
-            norm_eps=_number(path, config, "rms_norm_eps", 1e-6),
+            norm_eps=_number(path, config, "rms_norm_eps", 1e-6, zero=True),
             max_positions=_integer(path, config, "max_position_embeddings"),
             rope_theta=theta,
             rope_scaling=scaling,
             windows=_windows(path, config, layers, qwen),
-            tied_embeddings=bool(config.get("tie_word_embeddings", False)),
+            tied_embeddings=_flag(path, config, "tie_word_embeddings"),
             qkv_bias=attention_bias or architecture == "Qwen2ForCausalLM",
             output_bias=attention_bias,
-            mlp_bias=bool(config.get("mlp_bias", False)),
+            mlp_bias=_flag(path, config, "mlp_bias"),
             qk_norm=architecture == "Qwen3ForCausalLM",
-            eos_token_ids=_ids(eos),
+            eos_token_ids=_ids(*ends, "eos_token_id"),
             stored_dtype=str(config.get("dtype") or config.get("torch_dtype") or "float32"),
         ),
     )
@@ -166,14 +168,16 @@ def from_gguf(file: GgufFile) -> DecoderConfig:
         file.path,
         DecoderConfig(
             architecture=architecture,
-            vocab_size=embedding.shape[0] if embedding else integer("vocab_size"),
+            vocab_size=_entries(file) if embedding else integer("vocab_size"),
             hidden_size=hidden,
             intermediate_size=integer("feed_forward_length"),
             layers=layers,
             heads=heads,
             kv_heads=integer("attention.head_count_kv", heads),
             head_dim=head_dim,
-            norm_eps=_number(file.path, metadata, "attention.layer_norm_rms_epsilon", 1e-5),
+            norm_eps=_number(
+                file.path, metadata, "attention.layer_norm_rms_epsilon", 1e-5, zero=True
+            ),
             max_positions=integer("context_length"),
             rope_theta=_number(file.path, metadata, "rope.freq_base", 10000.0),
             rope_scaling=_rope_from_gguf(file.path, metadata),
@@ -183,8 +187,12 @@ def from_gguf(file: GgufFile) -> DecoderConfig:
             output_bias="blk.0.attn_output.bias" in file.tensors,
             mlp_bias="blk.0.ffn_down.bias" in file.tensors,
             qk_norm="blk.0.attn_q_norm.weight" in file.tensors,
-            eos_token_ids=_ids(
-                [file.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot")]
+            eos_token_ids=tuple(
+                dict.fromkeys(
+                    id_
+                    for name in ("eos", "eot")
+                    for id_ in _ids(file.path, file.metadata, f"tokenizer.ggml.{name}_token_id")
+                )
             ),
             stored_dtype=_stored_dtype(file),
         ),
@@ -204,15 +212,35 @@ def _integer(
     return value
 
 
-def _number(path: Path, values: dict[str, Any], key: str, default: float | None = None) -> float:
+def _number(
+    path: Path,
+    values: dict[str, Any],
+    key: str,
+    default: float | None = None,
+    *,
+    zero: bool = False,
+) -> float:
     value = values.get(key)
     if value is None:
         value = default
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= _MOST:
+    if (
+        not isinstance(value, int | float)
+        or isinstance(value, bool)
+        or not 0 <= value <= _MOST
+        or not (value or zero)
+    ):
+        least = "from 0 to" if zero else "above 0 and at most"
         raise ConfigError(
-            str(path), f"expected a number {key} above 0 and at most {_MOST}, {_found(values, key)}"
+            str(path), f"expected a number {key} {least} {_MOST}, {_found(values, key)}"
         )
     return float(value)
+
+
+def _flag(path: Path, values: dict[str, Any], key: str) -> bool:
+    value = values.get(key)
+    if value is not None and not isinstance(value, bool):
+        raise ConfigError(str(path), f"expected {key} to be true or false, {_found(values, key)}")
+    return bool(value)
 
 
 def _mapping(path: Path, values: dict[str, Any], key: str) -> dict[str, Any]:
@@ -229,9 +257,26 @@ def _found(values: dict[str, Any], key: str) -> str:
     return "lacks it" if value is None else f"has {reprlib.repr(value)}"
 
 
-def _ids(value: Any) -> tuple[int, ...]:
-    values = value if isinstance(value, list) else [value]
-    return tuple(dict.fromkeys(token for token in values if isinstance(token, int)))
+def _ids(path: Path, values: dict[str, Any], key: str) -> tuple[int, ...]:
+    value = values.get(key)
+    if value is None:
+        return ()
+    ids = value if isinstance(value, list) else [value]
+    if not all(isinstance(id_, int) and not isinstance(id_, bool) for id_ in ids):
+        raise ConfigError(
+            str(path), f"expected {key} to be a token id or a list of them, {_found(values, key)}"
+        )
+    return tuple(dict.fromkeys(ids))
+
+
+def _entries(file: GgufFile) -> int:
+    """Return how many tokens a file has vectors for."""
+    shape = file.tensors["token_embd.weight"].shape
+    if not 1 <= shape[0] <= _MOST:
+        raise ConfigError(
+            str(file.path), f"tensor token_embd.weight has shape {shape}: no vector for any token"
+        )
+    return shape[0]
 
 
 def _rope_from_json(
@@ -249,12 +294,14 @@ def _rope_from_json(
     if kind == "linear":
         return theta, LinearRope(_number(path, rope, "factor"))
     if kind == "llama3":
-        return theta, Llama3Rope(
-            _number(path, rope, "factor"),
-            _number(path, rope, "low_freq_factor"),
-            _number(path, rope, "high_freq_factor"),
-            _integer(path, rope, "original_max_position_embeddings"),
-        )
+        low, high = (_number(path, rope, f"{end}_freq_factor") for end in ("low", "high"))
+        if low >= high:
+            raise ConfigError(
+                str(path),
+                f"expected a high_freq_factor above the low_freq_factor of {low}, has {high}",
+            )
+        original = _integer(path, rope, "original_max_position_embeddings")
+        return theta, Llama3Rope(_number(path, rope, "factor"), low, high, original)
     raise ConfigError(
         str(path), f"rope scaling {kind!r} is not supported; default, linear and llama3 are"
     )
