@@ -68,6 +68,59 @@ def test_what_a_template_refuses_is_the_clients_error(source, reason):
     assert (refused.value.status, refused.value.param) == (400, "messages")
 
 
+class Hurrying:
+    """A clock on which a second goes by with each look."""
+
+    def __init__(self):
+        self._now_us = 0
+
+    def now_us(self):
+        self._now_us += 1_000_000
+        return self._now_us
+
+    def wall_s(self):
+        return 0.0
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(9) }}",
+        "{% for a in [1] recursive %}{% if loop.depth < 9 %}{{ loop(range(999)) }}{% endif %}"
+        "{% endfor %}",
+    ],
+)
+def test_a_template_that_does_not_end_is_ended(source):
+    with pytest.raises(RequestError, match="does not end within 5 s"):
+        template(source, clock=Hurrying()).render(HELLO)
+
+
+@pytest.mark.parametrize("source", ["{{ 9**(9**9) }}", "{{ 'x' * 10**9 }}", "{{ [0] * 10**9 }}"])
+def test_a_template_makes_no_values_without_bounds(source):
+    with pytest.raises(RequestError, match="too large a value"):
+        template(source).render(HELLO)
+
+
+def test_loops_know_where_they_are():
+    source = (
+        "{% for m in messages %}{{ loop.index }}/{{ loop.length }}{{ loop.last }} {% else %}none"
+        "{% endfor %}{{ '-' * 3 }}{{ 2**8 }}{{ 1.5 * 2 }}"
+    )
+    assert template(source).render([*HELLO, *HELLO]) == "1/2False 2/2True ---2563.0"
+    assert template(source).render([]) == "none---2563.0"
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["{{ " + "(" * 5000 + ")" * 5000 + " }}", "{% for a in [1] %}" * 30 + "{% endfor %}" * 30],
+    ids=["brackets", "blocks"],
+)
+def test_a_template_that_is_nested_too_deeply_is_refused_at_once(source):
+    with pytest.raises(ConfigError, match="nested too deeply"):
+        template(source)
+
+
 def test_a_clients_variables_reach_the_template_but_take_no_name_of_its_own():
     source = "{{ self_ }}{{ tone }}{{ bos_token }}{{ messages[0].content }}{{ tools }}"
     variables = {"self": 1, "self_": 2, "tone": "dry", "bos_token": "x", "tools": 3, "messages": []}
