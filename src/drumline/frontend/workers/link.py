@@ -152,8 +152,12 @@ class SharedLink:
         return msgspec.convert(told, list[ControlReplySlim])
 
     async def ask(self, question: Any, timeout_s: float = _ASK_S) -> Any:
-        """Return the owner's answer. Raises the error that it answers with."""
-        return await self.channel.ask(question, self.channel.number(), timeout_s)
+        """Return the owner's answer.
+
+        Raises the error that it answers with, and RequestError 400 for what no message can hold.
+        """
+        with on_the_wire():
+            return await self.channel.ask(question, self.channel.number(), timeout_s)
 
     def _left(self, stream: Stream) -> None:
         if self._streams.pop(stream.rid, None) is not None:
