@@ -21,6 +21,7 @@ from drumline.contract.profile import ProfileAsked
 from drumline.core.errors import PeerError, RequestError
 from drumline.frontend.engine_control import Outcome
 from drumline.frontend.live_requests import LiveRequests
+from drumline.frontend.serve import Covered
 from drumline.frontend.web.errors import as_request_error
 from drumline.frontend.workers.channel import Channel
 from drumline.frontend.workers.counted import families_of
@@ -31,6 +32,7 @@ from drumline.frontend.workers.messages import (
     Call,
     Cancel,
     Claim,
+    Cover,
     Drain,
     FromOwner,
     Gone,
@@ -74,6 +76,8 @@ class SharedLink:
         """Set once engine or owner is gone; nothing works from then on."""
         self.drain = asyncio.Event()
         """Set once this worker is to take nothing new."""
+        self.covered = Covered()
+        """The workers for which this one answers."""
         self.all_idle = asyncio.Event()
         """Set once no worker has anything in flight."""
         self.weight_version = "default"
@@ -178,6 +182,8 @@ class SharedLink:
                 self.unloaded = message.unloaded
             case Asking():
                 self._answer(message.number, message.question)
+            case Cover():
+                self.covered.become(message.workers)
             case Drain():
                 self.drain.set()
             case AllIdle():
