@@ -9,7 +9,7 @@ PEERS  ?=
 QUICK  ?=
 THREADS ?=
 
-.PHONY: setup serve test sim lint fmt bench bench-peers soak check clean
+.PHONY: setup serve test sim lint fmt bench bench-peers soak gpu-check check clean
 .DEFAULT_GOAL := check
 
 $(VENV)/.run: pyproject.toml constraints.txt scripts/setup
@@ -58,6 +58,10 @@ soak: $(VENV)/.dev ## long random runs: the scheduler beside the published one, 
 	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE DRUMLINE_SOAK_MEMORY=64 $(BIN)/pytest tests/e2e/test_too_little_memory.py tests/e2e/test_embedded_in_little_memory.py -o log_cli=true -o log_cli_level=INFO -o faulthandler_timeout=0
 	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE DRUMLINE_SOAK_REQUESTS=10000 $(BIN)/pytest -o faulthandler_timeout=7200 tests/unit/frontend/test_restless_clients.py tests/e2e/test_restless_clients_of_workers.py $(ARGS)
 	$(BIN)/python -m benchmarks.round --soak 1000000 --json benchmarks/results/soak.json
+
+# An environment that is named is taken as it is, such as that of an image with torch for CUDA.
+gpu-check: $(if $(filter file,$(origin VENV)),$(VENV)/.dev) ## what can be checked on a GPU alone, within five minutes; VENV=DIR installs nothing
+	HF_HUB_OFFLINE=1 PYTHONPATH=src:.:$(PYTHONPATH) timeout 300 $(BIN)/python -m pytest -o filterwarnings=default -o addopts=--strict-markers -rs --durations=5 tests/gpu tests/unit/device/test_on_cuda.py "tests/unit/device/test_host_cache.py" -k "gpu or cuda" $(ARGS)
 
 check: lint test ## what must be green before a commit
 
