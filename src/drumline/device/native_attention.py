@@ -18,6 +18,7 @@ from drumline.device.kernels.native import (
     BFLOAT16,
     FLOAT32,
     INT8,
+    MOST_HEAD_DIM,
     MOST_SHARED_HEADS,
     Batch,
     Cache,
@@ -33,7 +34,8 @@ POOLS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16, torch.int8: INT8}
 
 def fits(heads: int, kv_heads: int, head_dim: int) -> bool:
     """Whether kernels compute attention of such heads."""
-    return not head_dim % LANES and heads // kv_heads <= MOST_SHARED_HEADS
+    shared = heads // kv_heads
+    return not head_dim % LANES and head_dim <= MOST_HEAD_DIM and shared <= MOST_SHARED_HEADS
 
 
 class PlacedBatch:

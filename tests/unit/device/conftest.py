@@ -119,9 +119,7 @@ def ints(*values):
 
 def small_config(model, *, pages=64, **changes):
     return Config(
-        model=ModelConfig(
-            model=str(model), device="cpu", dtype=changes.pop("dtype", Dtype.FLOAT32)
-        ),
+        model=ModelConfig(model=str(model), dtype=changes.pop("dtype", Dtype.FLOAT32)),
         cache=CacheConfig(max_total_tokens=16 * (pages - 1), **changes),
         schedule=ScheduleConfig(max_num_seqs=8),
     )
@@ -207,15 +205,12 @@ class Rig:
 
 @pytest.fixture(scope="session")
 def guard(tmp_path_factory):
-    if not torch.cuda.is_available():
-        load_guard(tmp_path_factory.mktemp("guard"))
+    load_guard(tmp_path_factory.mktemp("guard"))
 
 
 @pytest.fixture
 def emulation(monkeypatch, guard):
-    """Return a function that has a forward thread reach an emulated GPU; or nothing beside one."""
-    if torch.cuda.is_available():
-        return lambda _thread: None
+    """Return a function that has a forward thread reach an emulated CUDA device."""
     return partial(emulated, monkeypatch)
 
 

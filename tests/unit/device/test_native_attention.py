@@ -189,5 +189,7 @@ def test_processors_with_wider_registers_come_to_the_same_bits(kept):
 
 def test_heads_that_kernels_do_not_compute_are_told():
     assert fits(9, 3, 64)
+    assert fits(2, 1, 1024)
     assert not fits(4, 2, 20)
+    assert not fits(2, 1, 1032)
     assert not fits(130, 1, 64)

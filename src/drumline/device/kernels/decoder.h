@@ -185,7 +185,7 @@ inline void gathered(const Heads& heads, const Batch& batch, const Work& work, i
                      float* out, Scratch& memory) {
   if (work.parts[token] < 0) return;
   join_parts(heads, batch.positions[token] / kStretch + 1, partial + work.parts[token],
-             out + token * heads.queries * heads.size, memory.joined.data());
+             out + token * heads.queries * heads.size, memory.joined.as<float>());
 }
 
 // Layers [first, last) of the model, `x` being `[tokens, hidden]`; before the first one, ids

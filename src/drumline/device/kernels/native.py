@@ -30,6 +30,8 @@ float32, bfloat16 and float16, as they lie."""
 FLOAT32, BFLOAT16, INT8 = 0, 1, 2
 """Kinds of pools of keys and values."""
 MOST_SHARED_HEADS = 64
+MOST_HEAD_DIM = 1024
+"""Of which sums of integers are exact."""
 _NO_ROW = 2
 """What a function says that was given an id of no row."""
 

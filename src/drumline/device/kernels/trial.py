@@ -130,7 +130,7 @@ def _attention_holds(machine: Machine, kind: int) -> bool:
     """Feed two rows, then a chunk of one and a token of the other, and see what those read."""
     random = np.random.default_rng(5)
     fed, chunks = np.array([2, 300], np.int32), np.array([3, 1], np.int32)
-    heads, kv_heads, size, columns = 4, 2, 16, 19
+    heads, kv_heads, size, columns = 6, 2, 80, 19
     blocks = np.arange(2 * columns, dtype=np.int64).reshape(2, columns)[::-1].copy()
     # A float32 for each value, and one for a step, is more than any kind takes.
     pool = np.zeros((2, 2 * columns * _PAGE * kv_heads * (size + 1)), np.float32)

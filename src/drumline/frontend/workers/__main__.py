@@ -74,12 +74,8 @@ async def _serve(settings: WorkerSettings) -> None:
         timings=timings,
         shared=link,
     )
-    listeners = {
-        index: socket.socket(fileno=number) for index, number in enumerate(settings.listener_fds)
-    }
-    for each in listeners.values():
-        each.setblocking(False)
-    listener = listeners.pop(settings.index)
+    listener = socket.socket(fileno=settings.listener_fd)
+    listener.setblocking(False)
     stop = asyncio.Event()
     over = asyncio.create_task(_over(link, stop))
     await serve(
@@ -88,8 +84,6 @@ async def _serve(settings: WorkerSettings) -> None:
         stop=stop,
         drain_timeout_s=config.process.drain_timeout,
         ready=lambda _: link.serving(),
-        others=listeners,
-        covered=link.covered,
     )
     over.cancel()
     if link.closed.is_set() and not link.drain.is_set():
