@@ -1,7 +1,7 @@
 """The routes by which operators steer the engine, under the names of several engines."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from typing import Annotated, Any, Literal, TypeVar
 
 from msgspec import Meta, Raw, Struct
@@ -29,8 +29,8 @@ def control_routes(service: Service) -> list[Route]:
     """Return every route that changes what all clients meet, or tells how that stands."""
     control = service.control
 
-    def asking(fields: type[T], run: Callable[[T], Awaitable[Struct]]) -> ASGIApp:
-        return Operation(service.server.max_body_bytes, fields, run)
+    def asking(fields: type[T], run: Callable[[T], Coroutine[Any, Any, Struct]]) -> ASGIApp:
+        return Operation(service.server.max_body_bytes, service.operations, fields, run)
 
     async def paused(_: Nothing) -> _Paused:
         return _Paused(await control.paused())

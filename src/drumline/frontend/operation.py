@@ -2,11 +2,11 @@
 
 A body's fields may stand in the query as well. An operation that the engine refuses is
 answered 400 with its reason, as `{"success": false, "message": …}`. It goes on to its end
-whether or not its client waits for it.
+whether or not its client waits for it, and is answered 503 where the server ends first.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, nullcontext
 from typing import Any, Generic, TypeVar
 from urllib.parse import parse_qs
@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from drumline.core.errors import RequestError
 from drumline.frontend.engine_control import Outcome
+from drumline.frontend.running import Running
 from drumline.frontend.web.errors import TOO_MANY
 from drumline.frontend.web.incoming import ClientGoneError, decode_json, header, read_body
 from drumline.frontend.web.reply import Reply
@@ -46,13 +47,15 @@ class Operation(Generic[T]):
     def __init__(
         self,
         limit: int,
+        running: Running,
         fields: type[T],
-        run: Callable[[T], Awaitable[Struct | Raw]],
+        run: Callable[[T], Coroutine[Any, Any, Struct | Raw]],
         *,
         carries: str | None = None,
         turns: "Turns | None" = None,
     ) -> None:
         self._limit = limit
+        self._running = running
         self._fields = fields
         self._run = run
         self._carries = carries
@@ -69,7 +72,7 @@ class Operation(Generic[T]):
                     return
                 asked = self._read(scope, body)
                 del body
-                told = await self._run(asked)
+                told = await self._running.answered(self._run(asked))
             refused = isinstance(told, Outcome) and not told.success
             await reply.body(_encode(told), status=400 if refused else 200)
 

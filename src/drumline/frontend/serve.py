@@ -135,6 +135,9 @@ async def serve(
     finally:
         # What a drain left, or one that was cut short.
         service.live.break_off()
+        # Those of a dead engine end by themselves, with the reason.
+        await service.operations.ended(_LAST_WORDS_S / 2)
+        service.operations.break_off()
         await server.stop()
         service.close()
 
@@ -144,7 +147,7 @@ async def _drain(service: Service, timeout_s: float) -> None:
     live.draining = True
     if live:
         log.info("draining: %d requests have %g s to finish", len(live), timeout_s)
-    ends = [asyncio.create_task(wait) for wait in (service.desk.all_idle(), engine.closed.wait())]
+    ends = [asyncio.create_task(wait) for wait in (_all_done(service), engine.closed.wait())]
     try:
         await asyncio.wait(ends, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
     finally:
@@ -155,6 +158,12 @@ async def _drain(service: Service, timeout_s: float) -> None:
         live.break_off()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(live.idle.wait(), _LAST_WORDS_S)
+
+
+async def _all_done(service: Service) -> None:
+    """Wait until no request and no operation is in flight."""
+    await service.desk.all_idle()
+    await service.operations.ended()
 
 
 class _Server:

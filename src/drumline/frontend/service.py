@@ -15,6 +15,7 @@ from drumline.frontend.engine_link import EngineLink
 from drumline.frontend.limits import Limits
 from drumline.frontend.live_requests import LiveRequests
 from drumline.frontend.parts.form import form_of
+from drumline.frontend.running import Running
 from drumline.frontend.text.chat_template import ChatTemplate, given_template
 from drumline.frontend.text.prompt_encoder import PromptEncoder
 from drumline.frontend.text.tokenizer import Tokenizer
@@ -117,6 +118,7 @@ class Service:
         self.mark_ids = tokenizer.special_ids(self.form.marks)
         self.encoder = PromptEncoder(tokenizer)
         self.turns = Turns()
+        self.operations = Running()
         self.registry = registry or CollectorRegistry()
         self.metrics = RequestMetrics(self.registry, self.model)
         self.caches = CacheStates(engine, self.timings.ask_s)

@@ -20,6 +20,7 @@ _GROUP = "weight_update_group"
 def weight_routes(service: Service) -> list[Route]:
     """Return every route that changes weights, or tells of them."""
     control, limit = service.control, service.server.max_body_bytes
+    running = service.operations
 
     async def load(method: str, asked: _Load, *fields: Any) -> Outcome:
         return await control.load_weights(
@@ -68,24 +69,25 @@ def weight_routes(service: Service) -> list[Route]:
     async def rows(asked: _Rows) -> Raw:
         return await control.weight_rows(asked.name, asked.truncate_size)
 
-    told = Operation(limit, Nothing, version)
+    told = Operation(limit, running, Nothing, version)
     carried = Operation(
         _MOST_BODY_BYTES,
+        running,
         _Tensors,
         tensors,
         carries="serialized_named_tensors",
         turns=Turns(service.timings.turn_s, service.timings.body_s),
     )
     return [
-        ("POST", "/update_weights_from_disk", Operation(limit, _Disk, disk)),
+        ("POST", "/update_weights_from_disk", Operation(limit, running, _Disk, disk)),
         ("POST", "/update_weights_from_tensor", carried),
-        ("POST", "/update_weights_from_distributed", Operation(limit, _Sent, sent)),
-        ("POST", "/init_weights_update_group", Operation(limit, _Join, join)),
-        ("POST", "/destroy_weights_update_group", Operation(limit, _Leave, leave)),
+        ("POST", "/update_weights_from_distributed", Operation(limit, running, _Sent, sent)),
+        ("POST", "/init_weights_update_group", Operation(limit, running, _Join, join)),
+        ("POST", "/destroy_weights_update_group", Operation(limit, running, _Leave, leave)),
         ("GET", "/get_weight_version", told),
         ("GET", "/weight_version", told),
-        ("POST", "/update_weight_version", Operation(limit, _Rename, rename)),
-        ("GET POST", "/get_weights_by_name", Operation(limit, _Rows, rows)),
+        ("POST", "/update_weight_version", Operation(limit, running, _Rename, rename)),
+        ("GET POST", "/get_weights_by_name", Operation(limit, running, _Rows, rows)),
     ]
 
 

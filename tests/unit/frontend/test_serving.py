@@ -11,6 +11,7 @@ from tests.fakes.http import events_of, run, served, until
 
 from drumline.core.config import ServerConfig
 from drumline.core.errors import ConfigError
+from drumline.frontend.engine_control import Outcome
 from drumline.frontend.serve import listen, url_of
 from drumline.frontend.service import Timings
 
@@ -213,3 +214,32 @@ async def test_the_official_client_is_served(embedded):
             await client.chat.completions.create(model="tiny", messages=[])
         assert refused.value.param == "messages"
         assert refused.value.request_id
+
+
+@run
+async def test_an_operation_that_runs_is_finished_by_a_drain_or_answered_at_its_end(embedded):
+    answers = {"pause_scheduler": None}
+
+    def on_call(method, *args):
+        return answers.get(method, (True, ""))
+
+    async with served(embedded, on_call=on_call, drain_timeout_s=0.5) as it:
+        asking = asyncio.create_task(it.http.post("/pause"))
+        await until(lambda: it.fake.calls)
+        it.stop.set()
+        reply = await asking
+        assert (reply.status_code, reply.json()["error"]["code"]) == (503, "draining")
+    pending = asyncio.Event()
+    async with served(embedded, drain_timeout_s=10) as it:
+
+        async def flush():
+            await pending.wait()
+            return Outcome(True, "flushed")
+
+        it.service.control.flush = flush
+        asking = asyncio.create_task(it.http.post("/flush_cache"))
+        await asyncio.sleep(0.2)
+        it.stop.set()
+        await asyncio.sleep(0.2)
+        pending.set()
+        assert (await asking).json() == {"success": True, "message": "flushed"}
