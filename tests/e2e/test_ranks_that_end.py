@@ -4,6 +4,7 @@ DRUMLINE_SOAK_ENDS=N plays every rank of every layout, N times each (`make soak`
 """
 
 import asyncio
+import concurrent.futures
 import itertools
 import os
 import random
@@ -164,6 +165,31 @@ def test_a_server_of_which_a_rank_ends_or_hangs_ends_with_1(tiny_model, layout, 
         assert server.wait(20) == 1, server.said
         assert re.search(rf"^drumline: .*\brank {victim}\b", server.lines[-1]), server.said
         assert gone_within(ranks, 2)
+    finally:
+        server.close()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_operator_is_answered_when_a_rank_dies_amid_an_operation(tiny_model, workers):
+    server = Server(
+        *(str(tiny_model), "--max-total-tokens", "4096", "--pipeline-parallel-size", "2"),
+        *("--api-server-count", str(workers)),
+    )
+    try:
+        children = server.wait_ready().ranks()
+        first, last = sorted(each.pid for each in children if "http" not in each.cmdline()[0])
+        # Whatever the first rank is busy with keeps it from hearing of the other one's end.
+        os.kill(first, signal.SIGSTOP)
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            path = f"{server.url}/update_weights_from_disk"
+            asking = pool.submit(httpx.post, path, json={"model_path": "/x"}, timeout=30)
+            time.sleep(0.5)
+            os.kill(last, signal.SIGKILL)
+            answer = asking.result()
+        assert answer.status_code == 503
+        assert answer.json()["error"]["code"] == "engine_dead"
+        assert "rank 1 was killed by SIGKILL" in answer.json()["error"]["message"]
+        assert server.wait(30) == 1, server.said
     finally:
         server.close()
 

@@ -75,7 +75,7 @@ async def served_by_workers(
 
 async def _worker(server, known, tokenizer, most, timings, drain_timeout_s):
     ours, theirs = socket.socketpair()
-    end = await server.hub.attach(ours)
+    end = await server.hub.attach(len(server.workers), ours)
     link = SharedLink(1, timings.control_s, limited=most is not None)
     await link.attach(theirs)
     config = ServerConfig(host="127.0.0.1", port=0)

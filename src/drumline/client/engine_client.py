@@ -171,6 +171,10 @@ class EngineClient:
             # The interpreter is ending and starts no threads; nobody else runs on this loop.
             self._context.term()
 
+    def fail(self, reason: str) -> None:
+        """End every stream and call with a reason, as who owns the engine knows that it is over."""
+        self._fail(reason)
+
     # --- requests
 
     @overload

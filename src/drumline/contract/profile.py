@@ -8,6 +8,7 @@ from msgspec import Meta, Struct
 from drumline.contract.plan import Batch
 
 MOST_STEPS = 1_000
+_LAST_STEP = 1 << 40
 
 
 class Activity(StrEnum):
@@ -40,7 +41,7 @@ class ProfileAsked(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     output_dir: Annotated[str, Meta(min_length=1)] | None = None
     """Where the files go, inside the directory for profiles; that one by default."""
-    start_step: Annotated[int, Meta(ge=0)] | None = None
+    start_step: Annotated[int, Meta(ge=0, le=_LAST_STEP)] | None = None
     """The forward of the engine at which to begin, not before the next one."""
     num_steps: Annotated[int, Meta(ge=1, le=MOST_STEPS)] | None = None
     """Forwards after which it ends by itself, of each stage where those are apart."""

@@ -10,7 +10,7 @@ import contextlib
 import logging
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -107,6 +107,19 @@ def _is_local(listener: socket.socket) -> bool:
     return bool(host.startswith("127.") or host == "::1")
 
 
+class Covered:
+    """Which other workers' sockets a server answers on, too, as it may change."""
+
+    def __init__(self) -> None:
+        self.workers: frozenset[int] = frozenset()
+        self.changed = asyncio.Event()
+
+    def become(self, workers: Iterable[int]) -> None:
+        """Answer for these and for no others."""
+        self.workers = frozenset(workers)
+        self.changed.set()
+
+
 async def serve(
     service: Service,
     listener: socket.socket,
@@ -114,8 +127,12 @@ async def serve(
     stop: asyncio.Event,
     drain_timeout_s: float,
     ready: Callable[[str], None] = lambda url: None,
+    others: Mapping[int, socket.socket] | None = None,
+    covered: Covered | None = None,
 ) -> None:
     """Serve `service` on `listener` until `stop` is set, then drain and close.
+
+    On those of `others` as well that are `covered`, as long as they are.
 
     `ready` is called with the URL once connections are answered. A dead engine does
     not end this: requests get 503 until whoever owns the tree sets `stop`. Signals are
@@ -129,10 +146,12 @@ async def serve(
     server = _Server(create_app(service), listener, service.server)
     await server.start()
     ready(url_of(listener, service.server))
+    covering = asyncio.create_task(server.cover(others or {}, covered or Covered()))
     try:
         await stop.wait()
         await _drain(service, drain_timeout_s)
     finally:
+        covering.cancel()
         # What a drain left, or one that was cut short.
         service.live.break_off()
         # Those of a dead engine end by themselves, with the reason.
@@ -196,6 +215,35 @@ class _Server:
         self._server.lifespan = self._config.lifespan_class(self._config)
         await self._server.startup(sockets=[self._listener])
         self._ticking = asyncio.create_task(self._server.main_loop())
+
+    async def cover(self, others: Mapping[int, socket.socket], covered: Covered) -> None:
+        """Answer on other workers' sockets, while they are covered."""
+        servers: dict[int, asyncio.Server] = {}
+        while True:
+            covered.changed.clear()
+            for index in covered.workers & others.keys() - servers.keys():
+                log.warning("answering for worker %d, which does not", index)
+                servers[index] = await self._answering(others[index].dup())
+                self._server.servers.append(servers[index])
+            for index in servers.keys() - covered.workers:
+                self._server.servers.remove(servers[index])
+                servers.pop(index).close()
+            await covered.changed.wait()
+
+    async def _answering(self, listener: socket.socket) -> asyncio.Server:
+        """Answer on one more socket, which is the server's own from now on."""
+
+        def protocol() -> asyncio.Protocol:
+            made: asyncio.Protocol = self._config.http_protocol_class(  # type: ignore[call-arg]
+                config=self._config,
+                server_state=self._server.server_state,
+                app_state=self._server.lifespan.state,
+            )
+            return made
+
+        return await asyncio.get_running_loop().create_server(
+            protocol, sock=listener, ssl=self._config.ssl, backlog=_BACKLOG
+        )
 
     async def stop(self) -> None:
         """Close the listener and, after a moment for last words, every connection."""

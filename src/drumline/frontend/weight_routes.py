@@ -15,6 +15,8 @@ from drumline.wire.frames import MOST_TENSOR_BYTES
 _MOST_BODY_BYTES = MOST_TENSOR_BYTES * 4 // 3 + (1 << 20)
 """Tensors in base64, and a word beside them."""
 _GROUP = "weight_update_group"
+_Count = Annotated[int, Meta(ge=1, le=1 << 31)]
+_Size = Annotated[int, Meta(ge=0, le=1 << 40)]
 
 
 def weight_routes(service: Service) -> list[Route]:
@@ -113,7 +115,7 @@ class _Load(Struct, forbid_unknown_fields=True, kw_only=True):
     is_async: bool = False
     torch_empty_cache: bool = False
     recapture_cuda_graph: bool = False
-    token_step: int = 0
+    token_step: _Size = 0
 
 
 class _Disk(_Load):
@@ -130,7 +132,7 @@ class _Tensors(_Load):
 class _Sent(_Load):
     names: list[str]
     dtypes: list[str]
-    shapes: list[list[int]]
+    shapes: list[list[_Size]]
     group_name: str = _GROUP
     load_format: Literal["auto"] | None = None
     """Tensors are sent one by one, as they are."""
@@ -138,9 +140,9 @@ class _Sent(_Load):
 
 class _Join(Struct, forbid_unknown_fields=True):
     master_address: str
-    master_port: int
-    rank_offset: int
-    world_size: int
+    master_port: Annotated[int, Meta(ge=1, le=65535)]
+    rank_offset: _Count
+    world_size: _Count
     group_name: str = _GROUP
     backend: str = "nccl"
 
@@ -155,7 +157,7 @@ class _Rename(Struct, forbid_unknown_fields=True):
 
 class _Rows(Struct, forbid_unknown_fields=True):
     name: str
-    truncate_size: Annotated[int, Meta(ge=1)] = 100
+    truncate_size: _Count = 100
 
 
 class _Version(Struct, frozen=True):

@@ -104,14 +104,20 @@ class Engine:
         return await self.client.ready(_REGISTRATION_S)
 
     async def lost(self) -> DrumlineError:
-        """Wait until the engine ends by itself; return the error that says how."""
+        """Wait until the engine ends by itself; return the error that says how.
+
+        Whoever waits for an answer is told by then: the first rank may be alive still, and busy
+        with what another one died of, so its link says nothing.
+        """
         gone = asyncio.create_task(self.ranks.lost())
         closed = asyncio.create_task(self.client.closed.wait())
         try:
             await asyncio.wait((gone, closed), return_when=asyncio.FIRST_COMPLETED)
             # A link that ends is most often a rank that dies; its own story says more.
             await asyncio.wait((gone,), timeout=_EPITAPH_S)
-            return gone.result() if gone.done() else PeerError("the engine closed its link")
+            error = gone.result() if gone.done() else PeerError("the engine closed its link")
+            self.client.fail(str(error))
+            return error
         finally:
             gone.cancel()
             closed.cancel()

@@ -1,7 +1,8 @@
 """The HTTP workers of one server: started, started again, and stopped.
 
 A worker that ends while it serves is started again; its requests are aborted, and connections
-that wait for it wait for the next. One that hangs is killed, which is the same. One that never
+that wait for it go to the others meanwhile, as they do while it answers nothing. One that hangs
+for long is killed, which is the same. One that never
 came to serve, or the fourth that ends within a minute, ends the server. It knows nothing of what
 they serve.
 
@@ -32,7 +33,9 @@ _MOST_ENDS, _ENDS_S = 3, 60.0
 _END_S = 5.0
 """What workers get beyond the drain: to break off what is left, and to end."""
 _POLL_S = 0.02
-_ASK_EVERY_S = 5.0
+_ASK_EVERY_S = 2.0
+_SILENT_S = 2.0
+"""While one has answered nothing for so long, the others take its connections."""
 HANGS_S = 30.0
 """A worker that answers nothing for so long is killed."""
 STARTS_S = 120.0
@@ -125,7 +128,7 @@ class Workers:
         first = True
         while not self._stopping.is_set():
             process, ours = self._launched(index)
-            worker = await self._hub.attach(ours)
+            worker = await self._hub.attach(index, ours)
             gone = asyncio.create_task(worker.channel.lost.wait())
             serves = asyncio.create_task(worker.serving.wait())
             await asyncio.wait(
@@ -157,8 +160,8 @@ class Workers:
     ) -> None:
         """Wait for a worker's end, which is made to come where it hangs."""
         if worker.serving.is_set():
-            every_s = min(_ASK_EVERY_S, self._hangs_s)
-            hung = asyncio.create_task(self._hub.hung(worker, every_s, self._hangs_s))
+            every_s, silent_s = min(_ASK_EVERY_S, self._hangs_s), min(_SILENT_S, self._hangs_s)
+            hung = asyncio.create_task(self._hub.hung(worker, every_s, silent_s, self._hangs_s))
             try:
                 await asyncio.wait((gone, hung), return_when=asyncio.FIRST_COMPLETED)
             finally:
@@ -170,12 +173,12 @@ class Workers:
 
     def _launched(self, index: int) -> tuple[subprocess.Popen[bytes], socket.socket]:
         ours, theirs = socket.socketpair()
-        listener = self._listeners[index]
+        listening = [listener.fileno() for listener in self._listeners]
         with theirs:
             process = subprocess.Popen(
                 self._command,
                 stdin=subprocess.PIPE,
-                pass_fds=(theirs.fileno(), listener.fileno()),
+                pass_fds=(theirs.fileno(), *listening),
                 start_new_session=True,
             )
             settings = WorkerSettings(
@@ -183,7 +186,7 @@ class Workers:
                 registration=self._registration,
                 index=index,
                 channel_fd=theirs.fileno(),
-                listener_fd=listener.fileno(),
+                listener_fds=tuple(listening),
                 launcher_pid=os.getpid(),
             )
         self._processes[index] = process

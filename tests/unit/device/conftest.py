@@ -119,7 +119,9 @@ def ints(*values):
 
 def small_config(model, *, pages=64, **changes):
     return Config(
-        model=ModelConfig(model=str(model), dtype=changes.pop("dtype", Dtype.FLOAT32)),
+        model=ModelConfig(
+            model=str(model), device="cpu", dtype=changes.pop("dtype", Dtype.FLOAT32)
+        ),
         cache=CacheConfig(max_total_tokens=16 * (pages - 1), **changes),
         schedule=ScheduleConfig(max_num_seqs=8),
     )
@@ -205,12 +207,15 @@ class Rig:
 
 @pytest.fixture(scope="session")
 def guard(tmp_path_factory):
-    load_guard(tmp_path_factory.mktemp("guard"))
+    if not torch.cuda.is_available():
+        load_guard(tmp_path_factory.mktemp("guard"))
 
 
 @pytest.fixture
 def emulation(monkeypatch, guard):
-    """Return a function that has a forward thread reach an emulated CUDA device."""
+    """Return a function that has a forward thread reach an emulated GPU; or nothing beside one."""
+    if torch.cuda.is_available():
+        return lambda _thread: None
     return partial(emulated, monkeypatch)
 
 

@@ -36,10 +36,9 @@ class SmallDevice:
     def __init__(
         self, directory, *, pages=64, rows=8, group=None, tp=1, stages=None, model=None, **cache
     ):
+        how = {"dtype": Dtype.FLOAT32, "device": "cpu"} | (model or {})
         self.config = Config(
-            model=ModelConfig(
-                model=directory and str(directory), **({"dtype": Dtype.FLOAT32} | (model or {}))
-            ),
+            model=ModelConfig(model=directory and str(directory), **how),
             cache=CacheConfig(
                 max_total_tokens=16 * (pages - 1), prefix_granularity=GRANULARITY, **cache
             ),

@@ -180,7 +180,9 @@ def rig(checkpoint):
         made.append(
             Rig(
                 Config(
-                    model=ModelConfig(model=str(checkpoint("llama")[1]), dtype=Dtype.FLOAT32),
+                    model=ModelConfig(
+                        model=str(checkpoint("llama")[1]), device="cpu", dtype=Dtype.FLOAT32
+                    ),
                     cache=CacheConfig(**cache),
                     schedule=ScheduleConfig(max_num_seqs=8),
                 ),

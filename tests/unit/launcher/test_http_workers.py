@@ -102,6 +102,25 @@ def test_a_worker_that_hangs_is_killed_and_started_again():
     bounded(test)
 
 
+def test_while_a_worker_is_stopped_the_others_take_its_connections_and_it_is_told(caplog):
+    async def test():
+        async with workers_of(2) as (workers, _, url):
+            one, other = (await started(workers)).pids
+            os.kill(one, signal.SIGSTOP)
+            # Some are dealt to it before anybody knows, and wait for it no longer than that.
+            early = [asyncio.create_task(asked(url, 1)) for _ in range(12)]
+            assert {reply.status_code for reply in await asyncio.gather(*early)} == {200}
+            assert "HTTP worker 0 has answered nothing for 2 s (stopped?)" in caplog.text
+            late = [asyncio.create_task(asked(url, 1)) for _ in range(12)]
+            assert {reply.status_code for reply in await asyncio.gather(*late)} == {200}
+            assert workers.pids == [one, other], "nobody waited until it was killed"
+            os.kill(one, signal.SIGCONT)
+            await until(lambda: "HTTP worker 0 answers again" in caplog.text)
+            assert (await asked(url, 1)).status_code == 200
+
+    bounded(test)
+
+
 def test_workers_drain_and_end_by_themselves():
     async def test():
         async with workers_of(script=lambda _: [5] * 50, step_s=0.02) as (workers, fake, url):

@@ -74,8 +74,12 @@ async def _serve(settings: WorkerSettings) -> None:
         timings=timings,
         shared=link,
     )
-    listener = socket.socket(fileno=settings.listener_fd)
-    listener.setblocking(False)
+    listeners = {
+        index: socket.socket(fileno=number) for index, number in enumerate(settings.listener_fds)
+    }
+    for each in listeners.values():
+        each.setblocking(False)
+    listener = listeners.pop(settings.index)
     stop = asyncio.Event()
     over = asyncio.create_task(_over(link, stop))
     await serve(
@@ -84,6 +88,8 @@ async def _serve(settings: WorkerSettings) -> None:
         stop=stop,
         drain_timeout_s=config.process.drain_timeout,
         ready=lambda _: link.serving(),
+        others=listeners,
+        covered=link.covered,
     )
     over.cancel()
     if link.closed.is_set() and not link.drain.is_set():

@@ -29,6 +29,7 @@ from drumline.frontend.workers.messages import (
     AllIdle,
     Call,
     Claim,
+    Cover,
     Drain,
     Gone,
     Measure,
@@ -75,6 +76,8 @@ class Hub:
         """What workers counted that are gone."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._draining = False
+        self._absent: set[int] = set()
+        """The workers that served, and do not answer."""
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         LoadCollector(self.registry, model_name, lambda: engine.loads)
@@ -82,9 +85,9 @@ class Hub:
         self._spawn(self._tell())
         self._spawn(self._watch())
 
-    async def attach(self, end: socket.socket) -> WorkerEnd:
-        """Serve the worker at the other end of `end`."""
-        worker = WorkerEnd(self._engine, self)
+    async def attach(self, index: int, end: socket.socket) -> WorkerEnd:
+        """Serve worker `index`, which is at the other end of `end`."""
+        worker = WorkerEnd(index, self._engine, self)
         self._workers.add(worker)
         await worker.channel.attach(end)
         worker.send(self._standing())
@@ -93,17 +96,45 @@ class Hub:
         self._spawn(self._until_gone(worker))
         return worker
 
-    async def hung(self, worker: WorkerEnd, every_s: float, most_s: float) -> None:
+    async def hung(self, worker: WorkerEnd, every_s: float, silent_s: float, most_s: float) -> None:
         """Return once a worker that serves has answered nothing for `most_s`, if ever.
 
         It is asked, every so often, for what it counted, so that little of that is lost with it.
+        While it has answered nothing for `silent_s`, the others take its connections.
         """
         while True:
+            asked = asyncio.create_task(worker.ask(Measure(), most_s))
             try:
-                worker.told = msgspec.convert(await worker.ask(Measure(), most_s), list[Family])
+                await asyncio.wait((asked,), timeout=silent_s)
+                if not asked.done():
+                    log.warning(
+                        "HTTP worker %d has answered nothing for %g s (stopped?): new connections "
+                        "go to the others; it is killed after %g s",
+                        worker.index,
+                        silent_s,
+                        most_s,
+                    )
+                    self._have_covered(worker.index, absent=True)
+                worker.told = msgspec.convert(await asked, list[Family])
             except PeerError:
                 return
+            finally:
+                asked.cancel()
+            if worker.index in self._absent:
+                log.warning("HTTP worker %d answers again", worker.index)
+                self.serves(worker)
             await asyncio.sleep(every_s)
+
+    def serves(self, worker: WorkerEnd) -> None:
+        """Hear that a worker answers connections, its own from now on."""
+        self._have_covered(worker.index, absent=False)
+
+    def _have_covered(self, index: int, *, absent: bool) -> None:
+        """Have the workers that answer do so for those that do not."""
+        self._absent = self._absent | {index} if absent else self._absent - {index}
+        for worker in self._workers:
+            if worker.index not in self._absent:
+                worker.send(Cover(sorted(self._absent)))
 
     def drain(self) -> None:
         """Have every worker refuse what is new; once all are idle, they end."""
@@ -247,6 +278,8 @@ class Hub:
         for number in list(worker.claims):
             self.release(worker, number)
         self._past = summed([self._past, kept(worker.told)])
+        if worker.serving.is_set() and not self._draining:
+            self._have_covered(worker.index, absent=True)
         self.idle()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:

@@ -21,6 +21,7 @@ from drumline.contract.profile import ProfileAsked
 from drumline.core.errors import PeerError, RequestError
 from drumline.frontend.engine_control import Outcome
 from drumline.frontend.live_requests import LiveRequests
+from drumline.frontend.serve import Covered
 from drumline.frontend.web.errors import as_request_error
 from drumline.frontend.workers.channel import Channel
 from drumline.frontend.workers.counted import families_of
@@ -31,6 +32,7 @@ from drumline.frontend.workers.messages import (
     Call,
     Cancel,
     Claim,
+    Cover,
     Drain,
     FromOwner,
     Gone,
@@ -74,6 +76,8 @@ class SharedLink:
         """Set once engine or owner is gone; nothing works from then on."""
         self.drain = asyncio.Event()
         """Set once this worker is to take nothing new."""
+        self.covered = Covered()
+        """The workers for which this one answers."""
         self.all_idle = asyncio.Event()
         """Set once no worker has anything in flight."""
         self.weight_version = "default"
@@ -152,8 +156,12 @@ class SharedLink:
         return msgspec.convert(told, list[ControlReplySlim])
 
     async def ask(self, question: Any, timeout_s: float = _ASK_S) -> Any:
-        """Return the owner's answer. Raises the error that it answers with."""
-        return await self.channel.ask(question, self.channel.number(), timeout_s)
+        """Return the owner's answer.
+
+        Raises the error that it answers with, and RequestError 400 for what no message can hold.
+        """
+        with on_the_wire():
+            return await self.channel.ask(question, self.channel.number(), timeout_s)
 
     def _left(self, stream: Stream) -> None:
         if self._streams.pop(stream.rid, None) is not None:
@@ -174,6 +182,8 @@ class SharedLink:
                 self.unloaded = message.unloaded
             case Asking():
                 self._answer(message.number, message.question)
+            case Cover():
+                self.covered.become(message.workers)
             case Drain():
                 self.drain.set()
             case AllIdle():

@@ -142,6 +142,12 @@ class Drain(Struct, array_like=True, tag=True):
     """Take nothing new; say when nothing is in flight."""
 
 
+class Cover(Struct, array_like=True, tag=True):
+    """Answer on the sockets of these workers too, which do not, and on no others but your own."""
+
+    workers: list[int]
+
+
 class AllIdle(Struct, array_like=True, tag=True):
     """No worker has anything in flight."""
 
@@ -153,7 +159,7 @@ class Gone(Struct, array_like=True, tag=True):
 
 
 FromWorker = Serving | Submit | Cancel | Leave | Asking | Release | Idle | Answer
-FromOwner = Rows | Standing | Asking | Answer | Drain | AllIdle | Gone
+FromOwner = Rows | Standing | Asking | Answer | Cover | Drain | AllIdle | Gone
 
 decode_from_worker = msgspec.msgpack.Decoder(FromWorker).decode
 decode_from_owner = msgspec.msgpack.Decoder(FromOwner).decode

@@ -15,8 +15,9 @@ class WorkerSettings(Struct, frozen=True, kw_only=True):
     index: int
     channel_fd: int
     """The inherited end of the socket pair to the owner of the engine's link."""
-    listener_fd: int
-    """The inherited socket on which it answers; it listens already."""
+    listener_fds: tuple[int, ...]
+    """The inherited sockets, by worker, which listen already; it answers on its own, and on those
+    of others while they do not."""
     launcher_pid: int
 
 

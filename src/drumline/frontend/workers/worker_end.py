@@ -37,13 +37,16 @@ class Owner(Protocol):
 
     def release(self, worker: "WorkerEnd", number: int) -> None: ...
 
+    def serves(self, worker: "WorkerEnd") -> None: ...
+
     def idle(self) -> None: ...
 
 
 class WorkerEnd:
     """The owner's end of one worker. Thread: the event loop's."""
 
-    def __init__(self, engine: EngineClient, owner: Owner) -> None:
+    def __init__(self, index: int, engine: EngineClient, owner: Owner) -> None:
+        self.index = index
         self._engine = engine
         self._owner = owner
         self._requests: dict[str, Routed] = {}
@@ -111,6 +114,7 @@ class WorkerEnd:
                 self._owner.release(self, message.number)
             case Serving():
                 self.serving.set()
+                self._owner.serves(self)
             case Idle():
                 self.idle = True
                 self._owner.idle()
