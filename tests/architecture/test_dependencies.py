@@ -21,6 +21,7 @@ REASONS = {
     for name in line.split("|")[1].split(",")
 }
 MODULES = {
+    "flashinfer-python": "flashinfer",
     "huggingface-hub": "huggingface_hub",
     "prometheus-client": "prometheus_client",
     "pyzmq": "zmq",

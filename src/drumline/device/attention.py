@@ -17,7 +17,7 @@ from torch.nn import functional
 from drumline.contract.arrays import IntArray
 from drumline.device.history import ReadTokens
 from drumline.device.kv import BlockShape, BlockTable, KvPool
-from drumline.device.staging import all_on_device
+from drumline.device.staging import all_on_device, on_device
 
 _CPU = torch.device("cpu")
 
@@ -31,9 +31,9 @@ class AttentionBatch:
     """
 
     __slots__ = (
+        "_blocks",
         "_decodes",
         "_page",
-        "blocks",
         "counts",
         "device",
         "held",
@@ -73,11 +73,27 @@ class AttentionBatch:
         blocks[np.arange(blocks.shape[1]) >= self.counts[:, None]] = 0
         self.held = blocks
         """The blocks of each row, null ones behind them, `[rows, blocks]`, on the host."""
-        self.positions, self.slots, self.blocks = all_on_device(
-            device, positions, held * shape.rows + positions % page, blocks
+        self.positions, self.slots = all_on_device(
+            device, positions, held * shape.rows + positions % page
         )
+        self._blocks: Tensor | None = None
         self._page = page
         self._decodes: list[_DecodeGroup] | None = None
+
+    def take(self, other: "AttentionBatch") -> None:
+        """Say what `other`, of as many tokens, says, by tensors that stay where they are."""
+        self.lengths, self.prefixes, self.starts = other.lengths, other.prefixes, other.starts
+        self.counts, self.held = other.counts, other.held
+        self.positions.copy_(other.positions)
+        self.slots.copy_(other.slots)
+        self._blocks = self._decodes = None
+
+    @property
+    def blocks(self) -> Tensor:
+        """What is `held`, on the device; not every back end reads it there."""
+        if self._blocks is None:
+            self._blocks = on_device(self.device, self.held)
+        return self._blocks
 
     @property
     def decodes(self) -> "list[_DecodeGroup]":

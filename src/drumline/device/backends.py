@@ -16,6 +16,8 @@ from drumline.core.errors import ConfigError
 from drumline.device.attention import Attention, TorchAttention
 from drumline.device.blocks import Apportioned, in_blocks, whole
 from drumline.device.fixed_attention import FixedAttention
+from drumline.device.flashinfer_attention import FlashInferAttention, HeadShape
+from drumline.device.flashinfer_trial import find_flashinfer
 from drumline.device.kernels.native import Found, Machine, find_kernels
 from drumline.device.kernels.processor import instruction_sets
 from drumline.device.kernels.trial import tried
@@ -23,7 +25,9 @@ from drumline.device.kv import KvPool
 from drumline.device.kv_form import KvForm
 from drumline.device.layers import Backend, TorchLinear
 from drumline.device.models.config import QUANTIZED, DecoderConfig
+from drumline.device.models.shard import Shard, shard_of
 from drumline.device.native_attention import LANES, POOLS, NativeAttention, fits
+from drumline.device.page import BLOCK_TOKENS
 
 _log = logging.getLogger(__name__)
 _CPU = torch.device("cpu")
@@ -59,13 +63,14 @@ def chosen(
     ranks: int,
     kv: KvCacheDtype = KvCacheDtype.AUTO,
     device: torch.device = _CPU,
+    shard: Shard | None = None,
 ) -> Chosen:
-    """Return how a model is computed by `ranks` tensor-parallel ranks.
+    """Return how a model is computed by `ranks` tensor-parallel ranks, of which one has `shard`.
 
     Raises ConfigError where that is not what was asked for.
     """
     if device.type == "cuda":
-        return _chosen_on_cuda(asked, model, kv)
+        return _chosen_on_cuda(asked, model, kv, device, shard or shard_of(model))
     if asked.deterministic and ranks > _MOST_EXACT_SUMMANDS:
         raise ConfigError(
             "--deterministic",
@@ -117,8 +122,10 @@ def chosen(
     )
 
 
-def _chosen_on_cuda(asked: ModelConfig, model: DecoderConfig, kv: KvCacheDtype) -> Chosen:
-    """Return how a model is computed on CUDA: by torch, in floats."""
+def _chosen_on_cuda(
+    asked: ModelConfig, model: DecoderConfig, kv: KvCacheDtype, device: torch.device, shard: Shard
+) -> Chosen:
+    """Return how a model is computed on CUDA: in floats, by torch, and FlashInfer if it can be."""
     if asked.deterministic:
         raise ConfigError("--deterministic", "is not to be had on CUDA in this version")
     stored = model.stored_dtype
@@ -130,7 +137,25 @@ def _chosen_on_cuda(asked: ModelConfig, model: DecoderConfig, kv: KvCacheDtype) 
     if stored == QUANTIZED:
         _log.info("quantized weights become %s: nothing computes them as stored on CUDA", dtype)
     kept = resolve_kv_dtype(kv, dtype, packs=False)
-    return Chosen(dtype, KvForm(kept), Backend("torch", TorchLinear, TorchAttention), whole)
+    heads = HeadShape(
+        len(shard.heads),
+        len(shard.kv_heads),
+        model.head_dim,
+        frozenset(model.windows[shard.layers.start : shard.layers.stop]),
+        dtype,
+    )
+    found = find_flashinfer(heads, BLOCK_TOKENS, kept, device)
+    name = "torch"
+    attention: Callable[[KvPool], Attention] = TorchAttention
+    if found.library is None:
+        _log.warning(
+            "PyTorch attends, which is slower: FlashInfer %s",
+            found.why_none,
+        )
+    else:
+        name += f", attention by {found.name}"
+        attention = partial(FlashInferAttention, found.library, shape=heads)
+    return Chosen(dtype, KvForm(kept), Backend(name, TorchLinear, attention), whole)
 
 
 def _in_lanes(model: DecoderConfig) -> bool:

@@ -88,7 +88,7 @@ def _build(config: Config, group: TensorGroup, stages: Stages, device: torch.dev
     granularity = config.cache.prefix_granularity
     check_granularity(granularity)
     shard = shard_of(model, group.index, group.size, stages.index, stages.size)
-    how = chosen(config.model, model, group.size, config.cache.kv_cache_dtype, device)
+    how = chosen(config.model, model, group.size, config.cache.kv_cache_dtype, device, shard)
     dtype, backend = how.dtype, how.backend
     # Of the rank that holds most: all of a replica have as many pages.
     kv_heads, layers = most_kv_heads(model, group.size), most_layers(model, stages.size)

@@ -202,6 +202,9 @@ def emulated(monkeypatch, thread):
         def record(self, _stream=None):
             self.copies, self.aside = list(mode.underway), mode.aside
 
+        def query(self):
+            return not self.copies
+
         def synchronize(self):
             if self.aside:
                 # So late that what is computed meanwhile had better waited by itself.
