@@ -13,7 +13,6 @@ _NO_DRAFTS = "there is no speculation in this version"
 _NO_DISAGGREGATION = "an engine prefills and decodes by itself in this version"
 _BY_DEVICE = "leave it out, it follows from the device"
 _KV_DTYPE = "use --kv-cache-dtype, which is of keys and values alike"
-_NO_GRAPHS = "leave it out, forwards run without graphs and compile nothing"
 _LESS_LOG = "use --log-level warning, which silences the lines of requests and batches"
 _DRAWN = "leave it out, prompts are drawn at random"
 _SIZE = "set the pool in tokens with --max-total-tokens"
@@ -46,8 +45,8 @@ EQUIVALENTS: dict[str, str] = {
     "--speculative-config": _NO_DRAFTS,
     "--kv-transfer-config": _NO_DISAGGREGATION,
     "--structured-outputs-config": "use --grammar-backend",
-    "--compilation-config": _NO_GRAPHS,
-    "--cuda-graph-sizes": _NO_GRAPHS,
+    "--compilation-config": "leave it out, nothing is compiled; --cuda-graph-bs names the batch "
+    "sizes that are recorded",
     "--limit-mm-per-prompt": "images are not taken in this version",
     "--no-enable-chunked-prefill": "leave it out, a --chunked-prefill-size as large as "
     "--max-model-len never cuts a prompt",
@@ -75,7 +74,6 @@ EQUIVALENTS: dict[str, str] = {
     "--disaggregation-mode": _NO_DISAGGREGATION,
     "--hicache-storage-backend": "there is no network cache in this version",
     "--schedule-conservativeness": "leave it out, requests that no longer fit are suspended",
-    "--cuda-graph-max-bs": _NO_GRAPHS,
     "--log-requests": "a line without the text is logged per request; see --log-level",
     "--dist-timeout": "use --startup-timeout for the start-up, --peer-timeout later",
     # Dynamo
@@ -129,8 +127,6 @@ IGNORED: dict[str, str] = {
     "--enable-metrics": "metrics are always on, see /metrics",
     "--enable-sleep-mode": "memory can always be given back, see /sleep",
     "--enable-memory-saver": "memory can always be given back, see /release_memory_occupation",
-    "--enforce-eager": "there are no graphs to capture on a CPU",
-    "--disable-cuda-graph": "there are no graphs to capture on a CPU",
     "--enable-chunked-prefill": "prompts are always prefilled in chunks",
     "--trust-remote-code": "no code of a checkpoint is ever run",
     "--enable-cache-report": "cached tokens are always in a reply's usage",

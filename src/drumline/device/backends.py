@@ -149,7 +149,7 @@ def _chosen_on_cuda(
     attention: Callable[[KvPool], Attention] = TorchAttention
     if found.library is None:
         _log.warning(
-            "PyTorch attends, which is slower: FlashInfer %s",
+            "PyTorch attends, which is slower, and no decodes are recorded: FlashInfer %s",
             found.why_none,
         )
     else:

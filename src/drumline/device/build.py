@@ -5,19 +5,23 @@ memory. What is needed only at start-up stays here.
 """
 
 import logging
+from functools import partial
 
 import torch
 from msgspec import Struct
 
 from drumline.contract.specs import CacheGroup, DeviceSpecs, ModelFacts
 from drumline.core.clock import SystemClock
-from drumline.core.config import Config, WeightUpdatePolicy
+from drumline.core.config import DEFAULT_MOST_GRAPH_ROWS, Config, WeightUpdatePolicy
+from drumline.core.errors import ConfigError
 from drumline.core.model_files import find_model
 from drumline.device.backends import chosen
 from drumline.device.budget import MIB, available_bytes, budget_of
 from drumline.device.choice import device_of, name_of, room_of, use
 from drumline.device.executor import Executor
+from drumline.device.flashinfer_attention import FlashInferAttention
 from drumline.device.forward_thread import ForwardThread
+from drumline.device.graphs import CudaRecorder, DecodeGraphs, sizes_up_to
 from drumline.device.handle import DeviceHandle
 from drumline.device.history import TokenHistory
 from drumline.device.host_cache import HostCache
@@ -129,15 +133,14 @@ def _build(config: Config, group: TensorGroup, stages: Stages, device: torch.dev
     table = BlockTable(rows, max_model_len // BLOCK_TOKENS + 1)
     need = loaded.decoder.history
     history = TokenHistory(rows, max_model_len, device) if need is not None else None
+    attention = backend.attention(pool)
+    # Between layers of one call all is float32.
+    passage = Passage(stages, model.hidden_size, torch.float32 if backend.one_call else dtype)
+    graphs = None
+    if isinstance(attention, FlashInferAttention) and history is None:
+        graphs = _graphs(config, attention, table, passage.first, model.hidden_size, dtype)
     executor = Executor(
-        loaded.decoder,
-        backend.attention(pool),
-        sampler,
-        rows,
-        pool.shape,
-        # Between layers of one call all is float32.
-        Passage(stages, model.hidden_size, torch.float32 if backend.one_call else dtype),
-        history,
+        loaded.decoder, attention, sampler, rows, pool.shape, passage, history, graphs
     )
     cache = HostCache(
         pool, executor, budget.host, min(torch.get_num_threads(), _COPY_THREADS), clock
@@ -160,6 +163,8 @@ def _build(config: Config, group: TensorGroup, stages: Stages, device: torch.dev
         budget.host.host_pages - 1,
         budget.host.snapshot_pages - 1,
     )
+    if graphs is not None:
+        _record(executor, graphs, clock)
     names = config.model.served_model_name
     specs = DeviceSpecs(
         model=ModelFacts(
@@ -195,3 +200,52 @@ def _build(config: Config, group: TensorGroup, stages: Stages, device: torch.dev
     )
     handle = DeviceHandle(executor, pool, table, sampler, cache, serving, Profiler(device, clock))
     return DeviceBuild(specs, handle, StartUp(load_ms, budget.pool_bytes, device))
+
+
+def _record(executor: Executor, graphs: DecodeGraphs, clock: SystemClock) -> None:
+    """Record decodes. Raises ConfigError where the device has no memory left for that."""
+    started = clock.now_us()
+    try:
+        executor.record()
+    except torch.OutOfMemoryError as error:
+        raise ConfigError(
+            "--cuda-graph-max-bs",
+            f"no memory is left for the {len(graphs.sizes)} graphs of up to {graphs.sizes[-1]} "
+            "rows; lower it or --gpu-memory-utilization, or say --disable-cuda-graph",
+        ) from error
+    _log.info(
+        "recorded decodes of %d sizes, up to %d rows, in %d ms",
+        len(graphs.sizes),
+        graphs.sizes[-1],
+        (clock.now_us() - started) // 1000,
+    )
+
+
+@torch.inference_mode()
+def _graphs(
+    config: Config,
+    attention: FlashInferAttention,
+    table: BlockTable,
+    fed_tokens: bool,
+    width: int,
+    dtype: torch.dtype,
+) -> DecodeGraphs | None:
+    """Return what decodes are recorded in, in the sizes an operator asks for; None without any."""
+    asked, schedule = config.graph, config.schedule
+    if not asked.cuda_graph:
+        return None
+    most = asked.cuda_graph_max_bs or min(schedule.max_num_seqs, DEFAULT_MOST_GRAPH_ROWS)
+    sizes = asked.cuda_graph_bs or sizes_up_to(most)
+    attention.reserve(max(sizes), table.columns)
+    device, shape = attention.pool.device, (max(sizes), width)
+    return DecodeGraphs(
+        sizes,
+        torch.zeros(max(sizes), dtype=torch.int64, device=device)
+        if fed_tokens
+        else torch.zeros(shape, dtype=dtype, device=device),
+        torch.zeros(shape, dtype=dtype, device=device),
+        table,
+        attention.pool.shape,
+        attention.prepare,
+        partial(CudaRecorder, device),
+    )

@@ -22,6 +22,7 @@ from drumline.contract.request import Pooling
 from drumline.contract.result import ForwardResult, RowLogprobs, RowPooled
 from drumline.core.errors import InvariantError
 from drumline.device.attention import Attention, AttentionBatch, LayerFence
+from drumline.device.graphs import DecodeGraphs
 from drumline.device.history import TokenHistory
 from drumline.device.kv import BlockShape, BlockTable
 from drumline.device.landing import Landing
@@ -58,6 +59,7 @@ class Executor:
     __slots__ = (
         "_attention",
         "_device",
+        "_graphs",
         "_history",
         "_last",
         "_model",
@@ -75,7 +77,10 @@ class Executor:
         shape: BlockShape,
         passage: Passage,
         history: TokenHistory | None = None,
+        graphs: DecodeGraphs | None = None,
     ) -> None:
+        """`graphs` are of a model that looks back on no tokens."""
+        self._graphs = graphs
         self._history = history
         self._model = model
         self._passage = passage
@@ -87,11 +92,28 @@ class Executor:
 
     def let_go(self) -> None:
         """Drop the model; nothing may run until `replace` gives another."""
+        self.forget()
         del self._model
 
     def replace(self, model: Decoder) -> None:
         """Compute with other weights from now on."""
         self._model = model
+        self.record()
+
+    @torch.inference_mode()
+    def record(self) -> None:
+        """Record decodes anew, where they are recorded at all and there is memory to write to.
+
+        Waits for the device.
+        """
+        if self._graphs is not None and not self._attention.pool.away:
+            model, attention = self._model, self._attention
+            self._graphs.record(lambda fed, batch: model.hidden(fed, batch, attention))
+
+    def forget(self) -> None:
+        """Drop what was recorded, as weights or pool are going to lie elsewhere."""
+        if self._graphs is not None:
+            self._graphs.drop()
 
     def run(
         self,
@@ -108,34 +130,23 @@ class Executor:
         `seeds` are what new owners of rows have read before. `fence` guards what the batch's plan
         loads, layer by layer.
         """
-        place = AttentionBatch(
-            table, batch.rows, batch.input_lengths, batch.prefix_lengths, self._shape, self._device
-        )
+        starts = np.cumsum(batch.input_lengths) - batch.input_lengths
         ends = batch.prefix_lengths + batch.input_lengths
         sampling = np.ones(batch.size, np.bool_)
         sampling[: batch.extends] = ends[: batch.extends] >= batch.prompt_lengths
         chosen = np.flatnonzero(sampling).astype(np.int32)
         rows = batch.rows[chosen]
-        ids, last, drawing = self._inputs(
-            batch, (place.starts + batch.input_lengths - 1)[chosen], rows
-        )
-        if self._history is not None:
-            if seeds is not None:
-                self._history.seed(seeds)
-            place.history = self._history.append(
-                batch.rows, batch.input_lengths, place.positions, ids
-            )
-        fed = ids if self._passage.first else self._passage.received(len(ids))
-        hidden = self._model.hidden(fed, place, self._attention, fence)
+        ids, last, drawing = self._inputs(batch, (starts + batch.input_lengths - 1)[chosen], rows)
+        hidden = self._hidden(batch, table, ids, seeds, fence)
         if not self._passage.last:
             self._passage.send(hidden)
             return ForwardResult(tokens=NO_INTS, counts=np.zeros(batch.size, np.int32))
         prompts: tuple[SpanLooked, ...] = ()
         if wanted is not None and len(wanted.prompts):
-            prompts = self._prompt_logprobs(hidden, batch, place.starts, wanted)
+            prompts = self._prompt_logprobs(hidden, batch, starts, wanted)
         pooled: tuple[_Pooling, ...] = ()
         if wanted is not None and len(wanted.pooled):
-            pooled = self._pooled(hidden, batch, place.starts, wanted.pooled)
+            pooled = self._pooled(hidden, batch, starts, wanted.pooled)
         sampled = None
         if len(chosen):
             logits = self._model.logits(hidden[last])
@@ -143,6 +154,33 @@ class Executor:
             self._last[drawing] = sampled.tokens
         landing = _landing(sampling, chosen, sampled, prompts, pooled, wanted, self._device)
         return landing.land() if landing.here else landing
+
+    def _hidden(
+        self,
+        batch: Batch,
+        table: BlockTable,
+        ids: Tensor,
+        seeds: HistorySeeds | None,
+        fence: LayerFence | None,
+    ) -> Tensor:
+        """Return what the last layer makes of each token; by a recording, where there is one."""
+        fed = ids if self._passage.first else self._passage.received(len(ids))
+        graphs = self._graphs
+        # A recording waits for no layer's part of a load.
+        if graphs is not None and fence is None and not batch.extends and graphs.holds(batch.size):
+            hidden = graphs.hidden(fed, batch.rows, batch.prefix_lengths)
+            # The next one writes to the same place, which may still be on its way.
+            return hidden if self._passage.last else hidden.clone()
+        place = AttentionBatch(
+            table, batch.rows, batch.input_lengths, batch.prefix_lengths, self._shape, self._device
+        )
+        if self._history is not None:
+            if seeds is not None:
+                self._history.seed(seeds)
+            place.history = self._history.append(
+                batch.rows, batch.input_lengths, place.positions, ids
+            )
+        return self._model.hidden(fed, place, self._attention, fence)
 
     def _pooled(
         self, hidden: Tensor, batch: Batch, starts: IntArray, indices: IntArray

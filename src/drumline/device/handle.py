@@ -147,6 +147,8 @@ class DeviceHandle:
                 return f"no room to keep the weights in {tempfile.gettempdir()}: {error.strerror}"
         if Region.KV_CACHE in regions:
             self._pool.give_back()
+        # What is recorded names places in it, and has memory of its own.
+        self._executor.forget()
         trim(self._pool.device)
         return None
 
@@ -156,6 +158,8 @@ class DeviceHandle:
             self.weights.store.restore()
         if Region.KV_CACHE in regions:
             self._pool.take_back()
+        if not self.weights.store.away:
+            self._executor.record()
 
     def open_profile(self, recording: Recording) -> str | None:
         """Make sure that this can be recorded and written; returns why it cannot."""

@@ -40,6 +40,7 @@ class KvPool:
     __slots__ = (
         "_blocks",
         "_memory",
+        "away",
         "bytes",
         "device",
         "form",
@@ -62,6 +63,8 @@ class KvPool:
     ) -> None:
         size = (block_tokens, kv_heads, head_dim)
         side_bytes = form.side_bytes(*size)
+        self.away = False
+        """Whether the memory was given back."""
         self.form = form
         self.layout = PageLayout(form.tag(*size), 2 * layers, side_bytes)
         self.device = device
@@ -99,10 +102,12 @@ class KvPool:
     def give_back(self) -> None:
         """Return the memory to the system; no forward may run before `take_back`."""
         self._memory.give_back()
+        self.away = True
 
     def take_back(self) -> None:
         """Take the memory again; every block is blank."""
         self._memory.take_back()
+        self.away = False
 
     def zero(self, blocks: IntArray) -> None:
         """Blank blocks for a new owner."""
@@ -122,10 +127,11 @@ class BlockTable:
     This is the data plane's own copy; only the patches of plans change it.
     """
 
-    __slots__ = ("_table",)
+    __slots__ = ("_table", "columns")
 
     def __init__(self, rows: int, columns: int) -> None:
         """Make an empty table. Raises ConfigError when there is no memory for it."""
+        self.columns = columns
         try:
             self._table = np.zeros((rows, columns), np.int32)
         except MemoryError as error:

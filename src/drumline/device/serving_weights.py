@@ -154,6 +154,7 @@ class ServingWeights:
     def drop(self) -> None:
         """Give the memory back and keep no weight; their places stay, for others to come."""
         live = self._live
+        self._executor.forget()
         live.store.drop()
         self._absent = {*live.places, *live.packed}
 

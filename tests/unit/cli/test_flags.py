@@ -60,6 +60,11 @@ def test_without_words_every_default_is_the_structs_own():
         (["--no-prefix-caching"], "cache.prefix_caching", False),
         (["--prefix-caching=false"], "cache.prefix_caching", False),
         (["--disable-radix-cache", "--prefix-caching"], "cache.prefix_caching", True),
+        (["--disable-cuda-graph"], "graph.cuda_graph", False),
+        (["--enforce-eager"], "graph.cuda_graph", False),
+        (["--cuda-graph-bs", "1", "8"], "graph.cuda_graph_bs", (1, 8)),
+        (["--cudagraph-capture-sizes", "2", "4"], "graph.cuda_graph_bs", (2, 4)),
+        (["--max-cudagraph-capture-size", "64"], "graph.cuda_graph_max_bs", 64),
         (["--disable-overlap-schedule"], "schedule.overlap_schedule", False),
         (["--no-async-scheduling"], "schedule.overlap_schedule", False),
         (["--disable-mixed-batch"], "schedule.mixed_batch", False),
@@ -104,8 +109,20 @@ def test_a_flag_sets_its_field(argv, field, value):
     [
         (["--max-model-lne", "1"], "--max-model-lne: unknown flag; did you mean --max-model-len?"),
         (["--zzzz"], "--zzzz: unknown flag; see --help"),
-        (["--disable-cuda"], "--disable-cuda: unknown flag; see --help"),
+        (["--disable-metal"], "--disable-metal: unknown flag; see --help"),
         (["--kv-cache-size", "lots"], "--kv-cache-size: 'lots' is no size; write it as 2GiB"),
+        (
+            ["--enforce-eager", "--cuda-graph-max-bs", "8"],
+            "--cuda-graph-max-bs: has no effect beside --disable-cuda-graph",
+        ),
+        (
+            ["--disable-cuda-graph", "--cudagraph-capture-sizes", "8"],
+            "--cuda-graph-bs: has no effect beside --disable-cuda-graph",
+        ),
+        (
+            ["--cuda-graph-bs", "1", "8", "--cuda-graph-max-bs", "8"],
+            "--cuda-graph-max-bs: has no effect beside --cuda-graph-bs",
+        ),
         (["--kvstore-size", "4GiB"], "--kvstore-size: has no effect without --enable-kvstore"),
         (
             ["--kvstore-ratio", "2", "--disable-kvstore"],

@@ -21,6 +21,7 @@ from drumline.core.config.cache import (
 )
 from drumline.core.config.fields import parse_bytes, tcp
 from drumline.core.config.grammar import GrammarBackend, GrammarConfig
+from drumline.core.config.graph import DEFAULT_MOST_GRAPH_ROWS, GraphConfig
 from drumline.core.config.model import Dtype, ModelConfig, Quantization, WeightUpdatePolicy
 from drumline.core.config.parallel import DistributedBackend, LoadBalance, ParallelConfig
 from drumline.core.config.process import DeviceChecks, LogLevel, ProcessConfig
@@ -39,6 +40,7 @@ __all__ = [
     "DEFAULT_GPU_MEMORY_UTILIZATION",
     "DEFAULT_KVSTORE_RATIO",
     "DEFAULT_KV_CACHE_SIZE",
+    "DEFAULT_MOST_GRAPH_ROWS",
     "CacheConfig",
     "ChatConfig",
     "Config",
@@ -49,6 +51,7 @@ __all__ = [
     "Gateway",
     "GrammarBackend",
     "GrammarConfig",
+    "GraphConfig",
     "KvCacheDtype",
     "LoadBalance",
     "LogLevel",
@@ -78,6 +81,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     cache: CacheConfig = CacheConfig()
     schedule: ScheduleConfig = ScheduleConfig()
     parallel: ParallelConfig = ParallelConfig()
+    graph: GraphConfig = GraphConfig()
     grammar: GrammarConfig = GrammarConfig()
     chat: ChatConfig = ChatConfig()
     server: ServerConfig = ServerConfig()
