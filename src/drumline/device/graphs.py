@@ -32,7 +32,7 @@ _STEPS = ((8, 64), (16, 256), (32, None))
 def sizes_up_to(most: int) -> tuple[int, ...]:
     """Return the sizes that are recorded for batches of up to `most` rows.
 
-    From 8 on about an eighth to a quarter of a padded batch is padding at most.
+    From 24 rows on, a quarter of a padded batch is padding at most.
     """
     sizes = [size for size in (1, 2, 4, 8) if size <= most]
     for step, end in _STEPS:
@@ -49,11 +49,6 @@ class Recorder(Protocol):
 
         It may be called several times meanwhile.
         """
-
-
-def again(forward: Callable[[], None]) -> Callable[[], None]:
-    """Record nothing: call the function again. Where launching costs nothing, on a CPU."""
-    return forward
 
 
 class CudaRecorder:
