@@ -89,7 +89,8 @@ class Machine {
   int64_t phases_ = 0;
 };
 
-// Rows [0, rows) times the matrix, in pieces of some groups and some rows.
+// Rows [0, rows) times the matrix, in pieces of some groups and some rows. A piece is told which
+// group its member is likely to take next.
 template <class Do>
 void groups_of(Taken& taken, int members, int64_t rows, int64_t groups, Do&& piece) {
   const int64_t row_blocks = (rows + kRowsAtOnce - 1) / kRowsAtOnce;
@@ -98,14 +99,14 @@ void groups_of(Taken& taken, int members, int64_t rows, int64_t groups, Do&& pie
   taken.each(row_blocks * pieces, [&](int64_t i) {
     const int64_t first = i / pieces * kRowsAtOnce, last = std::min(rows, first + kRowsAtOnce);
     const int64_t begin = i % pieces * size, end = std::min(groups, begin + size);
-    for (int64_t g = begin; g < end; g++) piece(g, first, last);
+    for (int64_t g = begin; g < end; g++) piece(g, g + 1 < end ? g + 1 : g + 1 + (members - 1) * size, first, last);
   });
 }
 
 inline void multiply_all(Taken& taken, int members, const Matrix& w, const Inputs& x, int64_t rows, float* out,
                          bool add) {
-  groups_of(taken, members, rows, w.groups(), [&](int64_t g, int64_t first, int64_t last) {
-    multiply_into(w, g, x, first, last, out, w.rows, add);
+  groups_of(taken, members, rows, w.groups(), [&](int64_t g, int64_t then, int64_t first, int64_t last) {
+    multiply_into(w, g, then, x, first, last, out, w.rows, add);
   });
 }
 
@@ -150,11 +151,11 @@ inline void prepare(const Model& model, const Layer& layer, float* qkv, const fl
 }
 
 // Gates and ups of a group of the down projection's inputs, joined.
-inline void gate(const Matrix& w, int64_t pair, const Inputs& x, int64_t first, int64_t last, const Inputs& out,
-                 std::vector<float>& memory) {
+inline void gate(const Matrix& w, int64_t pair, int64_t then, const Inputs& x, int64_t first, int64_t last,
+                 const Inputs& out, std::vector<float>& memory) {
   float *gates = memory.data(), *ups = gates + kRowsAtOnce * kGroup;
-  multiply(w, 2 * pair, x, first, last, gates, kGroup, false);
-  multiply(w, 2 * pair + 1, x, first, last, ups, kGroup, false);
+  multiply(w, 2 * pair, 2 * pair + 1, x, first, last, gates, kGroup, false);
+  multiply(w, 2 * pair + 1, 2 * then, x, first, last, ups, kGroup, false);
   const float* bias = w.bias ? w.bias + pair * kGroup : nullptr;
   for (int64_t row = first; row < last; row++) {
     const float *mine = gates + (row - first) * kGroup, *beside = ups + (row - first) * kGroup;
@@ -257,8 +258,9 @@ inline void run_layers(Machine& machine, const Model& model, const Batch& batch,
       team.meet();
       for (int64_t t = from; t < to; t++) normalize(x + t * model.hidden, layer.mlp_norm, model.eps, gated, t);
       shared();
-      groups_of(phase[3], members, tokens, layer.gate_up.groups() / 2, [&](int64_t pair, int64_t a, int64_t b) {
-        gate(layer.gate_up, pair, gated, a, b, inner, machine.pairs[member]);
+      const int64_t pairs = layer.gate_up.groups() / 2;
+      groups_of(phase[3], members, tokens, pairs, [&](int64_t pair, int64_t then, int64_t a, int64_t b) {
+        gate(layer.gate_up, pair, then, gated, a, b, inner, machine.pairs[member]);
       });
       team.meet();
       multiply_all(phase[4], members, layer.down, inner, tokens, x, true);

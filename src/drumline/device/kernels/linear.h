@@ -59,8 +59,8 @@ struct Inputs {
 };
 
 // Rows [first, last) times group `g`; `out` is where the first row's first output of it goes.
-// Packed groups are written to their end.
-inline void multiply(const Matrix& w, int64_t g, const Inputs& x, int64_t first, int64_t last, float* out,
+// Packed groups are written to their end. Group `then`, if there is one, is fetched meanwhile.
+inline void multiply(const Matrix& w, int64_t g, int64_t then, const Inputs& x, int64_t first, int64_t last, float* out,
                      int64_t stride, bool add) {
   const int64_t rows = last - first, columns = w.columns, start = w.output(g) * columns, count = w.outputs(g);
   const float* floats = x.floats + first * columns;
@@ -80,17 +80,17 @@ inline void multiply(const Matrix& w, int64_t g, const Inputs& x, int64_t first,
       return multiply_floats<Widened<Half>>(floats, rows, reinterpret_cast<const Half*>(w.data) + start, columns,
                                             count, out, stride, add);
     default:
-      return multiply_blocks(w, g, x.integers, first, last, out, stride, add);
+      return multiply_blocks(w, g, then, x.integers, first, last, out, stride, add);
   }
 }
 
 // The same, into rows of a whole output, with biases.
-inline void multiply_into(const Matrix& w, int64_t g, const Inputs& x, int64_t first, int64_t last, float* out,
-                          int64_t stride, bool add) {
+inline void multiply_into(const Matrix& w, int64_t g, int64_t then, const Inputs& x, int64_t first, int64_t last,
+                          float* out, int64_t stride, bool add) {
   const int64_t start = w.output(g), count = w.outputs(g);
   const float* bias = w.bias ? w.bias + start : nullptr;
   if (count == kGroup || !in_blocks(w.kind)) {
-    multiply(w, g, x, first, last, out + first * stride + start, stride, add);
+    multiply(w, g, then, x, first, last, out + first * stride + start, stride, add);
     if (bias == nullptr) return;
     for (int64_t row = first; row < last; row++)
       for (int64_t i = 0; i < count; i++) out[row * stride + start + i] += bias[i];
@@ -99,7 +99,7 @@ inline void multiply_into(const Matrix& w, int64_t g, const Inputs& x, int64_t f
   alignas(64) float made[kTileRows * kGroup];
   for (int64_t a = first; a < last; a += kTileRows) {
     const int64_t b = std::min<int64_t>(last, a + kTileRows);
-    multiply(w, g, x, a, b, made, kGroup, false);
+    multiply(w, g, w.groups(), x, a, b, made, kGroup, false);
     for (int64_t row = a; row < b; row++)
       for (int64_t i = 0; i < count; i++) {
         float& to = out[row * stride + start + i];

@@ -78,21 +78,55 @@ struct Activations {
   }
 };
 
+// Lines to fetch with each block of a tile.
+struct Lines {
+  const uint8_t* from;
+  int64_t each;  // bytes
+
+  void fetch(int64_t block) const {
+    for (int64_t i = 0; i < each; i += 64)
+      _mm_prefetch(reinterpret_cast<const char*>(from + block * each + i), _MM_HINT_T1);
+  }
+};
+
+// What is multiplied next and fetched while a group is, a little with each block: asked for at once,
+// more lines than a core awaits at a time would hold up what is computed.
+class Ahead {
+ public:
+  // `bytes` from `from` on, during `tiles` tiles of `blocks` blocks; nothing where `from` is null.
+  Ahead(const uint8_t* from, int64_t bytes, int64_t blocks, int64_t tiles)
+      : next_(from),
+        end_(from ? from + bytes : from),
+        each_((bytes / 64 + blocks * tiles - 1) / (blocks * tiles) * 64) {}
+
+  Lines share(int64_t blocks) {
+    const Lines share{next_, next_ < end_ ? each_ : 0};
+    next_ += blocks * share.each;
+    return share;
+  }
+
+ private:
+  const uint8_t *next_, *end_;
+  int64_t each_;
+};
+
 // R rows times C vectors of a group's outputs, from vector `column` on; written to `out`, whose
 // rows lie `stride` apart, or added to what stands there.
 template <int R, int C, int kind>
-inline void tile(const Activations& x, int64_t row, const uint8_t* group, int column, float* out,
+inline void tile(const Activations& x, int64_t row, const uint8_t* group, int column, Ahead& ahead, float* out,
                  int64_t stride, bool add) {
   const int64_t blocks = x.columns / kBlock;
   const int8_t* values = x.values + row * x.columns;
   const float* scales = x.scales + row * blocks;
   const float* weighted = x.weighted + row * blocks;
   const int32_t* totals = x.totals + row * blocks;
+  const Lines lines = ahead.share(blocks);
   constexpr int kQuads = kGroup * 4;  // bytes of four inputs, or of four pairs of them
   WideFloats made[R][C];
   for (int r = 0; r < R; r++)
     for (int c = 0; c < C; c++) made[r][c] = wide_all(0.f);
   for (int64_t b = 0; b < blocks; b++) {
+    lines.fetch(b);
     const uint8_t* w = group + b * block_bytes(kind) + column * kWide * 4;
     const int8_t* v = values + b * kBlock;
     Ints sums[R][C];
@@ -165,26 +199,29 @@ constexpr int kTileColumns = R == 1 ? 4 : 2;
 #endif
 
 template <int R, int kind>
-inline void strip(const Activations& x, int64_t row, const uint8_t* group, float* out, int64_t stride, bool add) {
+inline void strip(const Activations& x, int64_t row, const uint8_t* group, Ahead& ahead, float* out, int64_t stride,
+                  bool add) {
   for (int c = 0; c < kGroup / kWide; c += kTileColumns<R>)
-    tile<R, kTileColumns<R>, kind>(x, row, group, c, out, stride, add);
+    tile<R, kTileColumns<R>, kind>(x, row, group, c, ahead, out, stride, add);
 }
 
 template <int kind>
-inline void rows_of(const Activations& x, int64_t first, int64_t last, const uint8_t* group, float* out,
-                    int64_t stride, bool add) {
+inline void rows_of(const Activations& x, int64_t first, int64_t last, const uint8_t* group, const uint8_t* next,
+                    float* out, int64_t stride, bool add) {
   const int64_t count = last - first, strips = (count + kTileRows - 1) / kTileRows;
+  const int64_t blocks = x.columns / kBlock, tiles = kGroup / kWide / (count == 1 ? kTileColumns<1> : kTileColumns<2>);
+  Ahead ahead(next, blocks * block_bytes(kind), blocks, tiles * strips);
   for (int64_t s = 0; s < strips; s++) {
     const int64_t a = first + count * s / strips, b = first + count * (s + 1) / strips;
     float* to = out + (a - first) * stride;
     switch (b - a) {
-      case 1: strip<1, kind>(x, a, group, to, stride, add); break;
-      case 2: strip<2, kind>(x, a, group, to, stride, add); break;
-      case 3: strip<3, kind>(x, a, group, to, stride, add); break;
-      case 4: strip<4, kind>(x, a, group, to, stride, add); break;
+      case 1: strip<1, kind>(x, a, group, ahead, to, stride, add); break;
+      case 2: strip<2, kind>(x, a, group, ahead, to, stride, add); break;
+      case 3: strip<3, kind>(x, a, group, ahead, to, stride, add); break;
+      case 4: strip<4, kind>(x, a, group, ahead, to, stride, add); break;
 #ifdef __AVX512VNNI__
-      case 5: strip<5, kind>(x, a, group, to, stride, add); break;
-      default: strip<6, kind>(x, a, group, to, stride, add); break;
+      case 5: strip<5, kind>(x, a, group, ahead, to, stride, add); break;
+      default: strip<6, kind>(x, a, group, ahead, to, stride, add); break;
 #else
       default: __builtin_unreachable();
 #endif
@@ -193,13 +230,15 @@ inline void rows_of(const Activations& x, int64_t first, int64_t last, const uin
 }
 
 // Rows [first, last) times group `g`; `out` is where the first row's first output of it goes. All
-// outputs of a group are written, also those that are none.
-inline void multiply_blocks(const Matrix& w, int64_t g, const Activations& x, int64_t first, int64_t last, float* out,
-                            int64_t stride, bool add) {
+// outputs of a group are written, also those that are none. `then` is the group that is multiplied
+// next, or none if there is no such.
+inline void multiply_blocks(const Matrix& w, int64_t g, int64_t then, const Activations& x, int64_t first, int64_t last,
+                            float* out, int64_t stride, bool add) {
+  const uint8_t* next = then < w.groups() ? w.group(then) : nullptr;
   switch (w.kind) {
-    case kNibbles: return rows_of<kNibbles>(x, first, last, w.group(g), out, stride, add);
-    case kBytes: return rows_of<kBytes>(x, first, last, w.group(g), out, stride, add);
-    default: return rows_of<kOffsetBytes>(x, first, last, w.group(g), out, stride, add);
+    case kNibbles: return rows_of<kNibbles>(x, first, last, w.group(g), next, out, stride, add);
+    case kBytes: return rows_of<kBytes>(x, first, last, w.group(g), next, out, stride, add);
+    default: return rows_of<kOffsetBytes>(x, first, last, w.group(g), next, out, stride, add);
   }
 }
 
