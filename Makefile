@@ -62,7 +62,7 @@ soak: $(VENV)/.dev ## long random runs: the scheduler beside the published one, 
 
 # An environment that is named is taken as it is, such as that of an image with torch for CUDA.
 gpu-check: $(if $(filter file,$(origin VENV)),$(VENV)/.dev) ## what can be checked on a GPU alone, within five minutes; VENV=DIR installs nothing
-	HF_HUB_OFFLINE=1 PYTHONPATH=src:.:$(PYTHONPATH) timeout 300 $(BIN)/python -m pytest -o filterwarnings=default -o addopts=--strict-markers -rs --durations=5 tests/gpu tests/unit/device/test_on_cuda.py "tests/unit/device/test_host_cache.py" -k "gpu or cuda" $(ARGS)
+	HF_HUB_OFFLINE=1 PYTHONPATH=src:.:$(PYTHONPATH) timeout 300 $(BIN)/python -m pytest -o filterwarnings=default -o addopts=--strict-markers -rs --durations=5 tests/gpu tests/unit/device/test_on_cuda.py tests/unit/device/test_parts_on_cuda.py tests/unit/device/test_host_cache.py -k "gpu or cuda" $(ARGS)
 
 check: lint test ## what must be green before a commit
 

@@ -22,14 +22,17 @@ Decoded = tuple[Tensor, Tensor, Tensor | None]
 
 
 def dequantize(data: Tensor, kind: TensorType, out: Tensor) -> None:
-    """Write the values of `data` (uint8, one-dimensional) to `out` (any shape and float type)."""
+    """Write the values of `data`, uint8 `[bytes]` on the host, to `out`.
+
+    That is of any shape and float type, on any device.
+    """
     flat = out.view(-1)
     if kind in _PLAIN:
         flat.copy_(data.view(_PLAIN[kind]))
         return
     values, size = BLOCKS[kind]
     blocks = data.view(-1, size)
-    direct = out.dtype == torch.float32
+    direct = out.dtype == torch.float32 and out.device.type == "cpu"
     # In pieces that stay in the processor's cache, whatever the tensor's size.
     step = _PIECE_VALUES // values
     for start in range(0, len(blocks), step):
