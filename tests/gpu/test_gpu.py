@@ -9,6 +9,8 @@ Small models of random weights are computed in float32 on both, and choose the s
 wherever the CPU prefers one by `MARGIN`.
 """
 
+import copy
+import gc
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -129,8 +131,7 @@ def test_the_embedded_model_says_what_it_does_on_the_cpu(rigs):
 
 
 def test_bfloat16_is_what_a_half_precision_checkpoint_is_computed_in(rigs, checkpoint, tmp_path):
-    checkpoint("llama")[0].bfloat16().save_pretrained(tmp_path)
-    checkpoint("llama")[0].float()
+    copy.deepcopy(checkpoint("llama")[0]).bfloat16().save_pretrained(tmp_path)
     device = rigs(small_config(tmp_path, dtype=Dtype.AUTO), CUDA)
     specs = device.built.specs
     assert (specs.model.dtype, specs.kv_dtype) == ("bfloat16", "bfloat16")
@@ -163,6 +164,9 @@ def test_memory_leaves_the_gpu_and_comes_back_as_it_was(rigs, checkpoint):
     plane, name = device.plane, "model.layers.1.self_attn.q_proj.weight"
     before, held = told(device, PROMPTS[0], 12), plane.read_weight(name, 64)
     device.next_block = 1
+    # Of tests before this one.
+    gc.collect()
+    torch.cuda.empty_cache()
     allocated, free = torch.cuda.memory_allocated(CUDA), torch.cuda.mem_get_info(CUDA)[0]
     # The pool, 24 KiB a page, and one piece of weights of 64 MiB.
     size = (device.built.startup.pool_bytes + 64 * MIB) * 0.99

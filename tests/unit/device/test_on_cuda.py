@@ -105,7 +105,7 @@ def test_a_device_says_what_the_host_does_and_nothing_waits(
     expected = played(rig(family))
     device = Rig(small_config(checkpoint(family)[1]), thread, DEVICE)
     assert device.built.specs.device.startswith("cuda (")
-    assert device.built.specs.backend == "torch"
+    assert device.built.specs.backend.startswith("torch")
     thread.serve_checked(ForwardChecks(DeviceChecks.ERROR, DEVICE))
     results = played(device)
     for one, other in zip(results, expected, strict=True):
