@@ -241,7 +241,7 @@ def test_a_trainer_in_another_process_pushes_weights_to_both_ranks(
     info = http.get("/server_info").json()
     assert info["weight_version"] == "pushed"
     done(http, "/destroy_weights_update_group")
-    assert "there is no group" in refused(http, "/destroy_weights_update_group")
+    done(http, "/destroy_weights_update_group")
     assert "there is no group" in refused(http, "/update_weights_from_distributed", **sent)
     done(http, "/update_weights_from_disk", model_path=str(checkpoints["a"]), weight_version="a")
 

@@ -24,7 +24,7 @@ from drumline.core.errors import ConfigError, PeerError
 _log = logging.getLogger(__name__)
 
 _MAGIC = b"DRUM"
-_VERSION = 1
+_VERSION = 2
 # Magic, version, purpose, index, size, beat in ms, digest of the token, listening port, host.
 _HELLO = struct.Struct("<4sHBxIII32sH64s")
 _ANSWER = struct.Struct("<?xxxI")

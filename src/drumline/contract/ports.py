@@ -232,8 +232,8 @@ class DataPlane(Protocol):
     def join_weight_group(self) -> str | None:
         """Become a member of the group that was opened; returns why not, or once all have."""
 
-    def leave_weight_group(self, name: str) -> str | None:
-        """Be no member of a group any more; returns why this rank was none before."""
+    def leave_weight_group(self, name: str) -> None:
+        """Be no member of a group any more, if this rank was one."""
 
     def read_weight(self, name: str, rows: int) -> WeightRows | str | None:
         """Return this rank's part of a weight's first rows, or why there is none.

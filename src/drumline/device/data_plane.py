@@ -135,9 +135,9 @@ class QueuedDataPlane:
         """Become a member of the group that was opened, and wait; returns why not."""
         return self._thread.call(self._handle.weights.join)
 
-    def leave_weight_group(self, name: str) -> str | None:
-        """Be no member of a group any more, and wait; returns why this rank was none."""
-        return self._thread.call(partial(self._handle.weights.leave, name))
+    def leave_weight_group(self, name: str) -> None:
+        """Be no member of a group any more, and wait."""
+        self._thread.finish(partial(self._handle.weights.leave, name))
 
     def read_weight(self, name: str, rows: int) -> WeightRows | str | None:
         """Return this rank's part of a weight's first rows, behind all that is queued."""

@@ -203,11 +203,9 @@ class ServingWeights:
             return str(error)
         return None
 
-    def leave(self, name: str) -> str | None:
-        """Be no member of a group any more; returns why this rank was none before."""
-        if self._groups.pop(name, None) is None:
-            return f"there is no group {name}"
-        return None
+    def leave(self, name: str) -> None:
+        """Be no member of a group any more, if this rank was one."""
+        self._groups.pop(name, None)
 
     def rows(self, name: str, count: int) -> WeightRows | str | None:
         """Return this rank's part of a weight's first rows, or why there is none.

@@ -320,9 +320,9 @@ class PagedPlane:
         self.groups[group.name] = group
         return None
 
-    def leave_weight_group(self, name: str) -> str | None:
+    def leave_weight_group(self, name: str) -> None:
         """Be no member any more."""
-        return None if self.groups.pop(name, None) else f"there is no group {name}"
+        self.groups.pop(name, None)
 
     def read_weight(self, name: str, rows: int) -> WeightRows | str | None:
         """Return a part of a weight that a test made up."""

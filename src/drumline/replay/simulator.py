@@ -137,8 +137,8 @@ class EncodedPlane:
     def join_weight_group(self) -> str | None:
         return self._plane.join_weight_group()
 
-    def leave_weight_group(self, name: str) -> str | None:
-        return self._plane.leave_weight_group(name)
+    def leave_weight_group(self, name: str) -> None:
+        self._plane.leave_weight_group(name)
 
     def read_weight(self, name: str, rows: int) -> WeightRows | str | None:
         return self._plane.read_weight(name, rows)
