@@ -184,6 +184,7 @@ async def test_what_an_answer_is_held_to_reaches_the_engine(embedded):
         ({"truncation": "auto"}, "truncation"),
         ({"input": []}, "input"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"extra_body": {"text": {"format": {"type": "json_schema"}}}}, "text.format.schema"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]},

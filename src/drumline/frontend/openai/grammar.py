@@ -14,6 +14,8 @@ from drumline.frontend.openai.schema import SamplingFields
 from drumline.wire.own_params import NAME
 
 _ANY_OBJECT = '{"type":"object"}'
+_FORMATS = "'text', 'json_object', 'json_schema' and 'structural_tag'"
+_MISSING = "missing_required_parameter"
 _STRUCTURED = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
 
 Found = list[tuple[str, str, Any]]
@@ -25,7 +27,7 @@ def grammar_params(fields: SamplingFields) -> dict[str, Any]:
 
     Raises RequestError 400 naming the parameter that is malformed, or that asks for a second one.
     """
-    found = _response_format(fields.response_format or {})
+    found = [] if fields.response_format is None else _response_format(fields.response_format)
     found += _structured(fields.structured_outputs or {})
     for kind in ("json", "regex", "choice", "grammar"):
         value = getattr(fields, f"guided_{kind}")
@@ -44,8 +46,10 @@ def grammar_params(fields: SamplingFields) -> dict[str, Any]:
 
 
 def _response_format(format_: dict[str, Any]) -> Found:
-    kind = format_.get("type", "text")
     param = "response_format"
+    kind = format_.get("type")
+    if kind is None:
+        raise _refused(f"{param}.type", f"is missing; {_FORMATS} are supported", _MISSING)
     match kind:
         case "text":
             return []
@@ -55,15 +59,12 @@ def _response_format(format_: dict[str, Any]) -> Found:
             inner = format_.get("json_schema")
             schema = inner.get("schema") if isinstance(inner, dict) else None
             if schema is None:
-                raise _refused(param, "json_schema.schema is missing; it holds the schema")
+                raise _refused(f"{param}.json_schema.schema", "is missing", _MISSING)
             return [(param, "json", schema)]
         case "structural_tag":
             return [(param, "structural_tag", format_)]
     raise _refused(
-        param,
-        f"type {kind!r} is not supported; 'text', 'json_object', 'json_schema' and "
-        "'structural_tag' are",
-        "unsupported_parameter",
+        f"{param}.type", f"{kind!r} is not supported; {_FORMATS} are", "unsupported_parameter"
     )
 
 

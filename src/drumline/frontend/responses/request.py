@@ -156,6 +156,8 @@ def _tool(name: str, tool: FunctionTool) -> ToolDefinition:
 
 def _format(format_: TextFormat) -> dict[str, Any] | None:
     if format_.type == "json_schema":
+        if format_.schema is None:
+            raise _refused("text.format.schema", "is missing")
         return {"type": "json_schema", "json_schema": {"schema": format_.schema}}
     return {"type": format_.type}
 
