@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from drumline.contract.outputs import Load
 from drumline.core.config import LoadBalance
-from drumline.core.errors import RequestError
+from drumline.core.errors import RequestError, quoted
 from drumline.core.hashing import DIGEST_BYTES, page_digests
 
 _REMEMBERED_PAGES = 1 << 16
@@ -170,8 +170,8 @@ def pinned(rank: int | None, engines: int) -> int | None:
     if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < engines:
         raise RequestError(
             400,
-            f"data_parallel_rank is {rank!r}; it must be a whole number from 0 to {engines - 1}, "
-            f"the data-parallel ranks here being {engines}",
+            f"data_parallel_rank is {quoted(rank)}; it must be a whole number from 0 to "
+            f"{engines - 1}, the data-parallel ranks here being {engines}",
             param="data_parallel_rank",
             code="invalid_value",
         )

@@ -12,7 +12,7 @@ from typing import Any
 from msgspec import Struct
 
 from drumline.contract.grammar import GrammarKey, GrammarKind
-from drumline.core.errors import RequestError
+from drumline.core.errors import RequestError, quoted
 
 
 class CallFormat(StrEnum):
@@ -77,7 +77,9 @@ def call_grammar(
         tools = [tool for tool in tools if tool.name == choice]
         if not tools:
             raise RequestError(
-                400, f"tool_choice names {choice!r}, which is none of tools", param="tool_choice"
+                400,
+                f"tool_choice names {quoted(choice)}, which is none of tools",
+                param="tool_choice",
             )
     if not tools:
         raise RequestError(400, "tools is empty; a call needs at least one", param="tools")

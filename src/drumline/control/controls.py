@@ -56,6 +56,7 @@ from drumline.control.weight_calls import (
     rows_asked,
     version_asked,
 )
+from drumline.core.errors import quoted
 
 _Effects = tuple[Effect, ...]
 _ADJUSTABLE = Adjustments.__struct_fields__
@@ -104,7 +105,7 @@ class Controls:
             return method(call)
         known = ", ".join(self._methods)
         return self._reply(
-            call, False, f"this engine has no operation {call.method!r}; it has {known}"
+            call, False, f"this engine has no operation {quoted(call.method)}; it has {known}"
         )
 
     @property
@@ -277,7 +278,9 @@ class Controls:
         asked = _argument(call, "mode") or PauseMode.ABORT
         if asked not in tuple(PauseMode):
             modes = ", ".join(PauseMode)
-            return self._reply(call, False, f"invalid pause mode {asked!r}; it is one of {modes}")
+            return self._reply(
+                call, False, f"invalid pause mode {quoted(asked)}; it is one of {modes}"
+            )
         return self._step(PauseAsked(call.call_id, PauseMode(asked)))
 
     def _resume_scheduler(self, call: CallAsked) -> _Effects:
@@ -352,7 +355,7 @@ class Controls:
             return ()
         drops = _argument(call, "drop_weights", 1) or False
         if not isinstance(drops, bool):
-            return self._reply(call, False, f"drop_weights is true or false, not {drops!r}")
+            return self._reply(call, False, f"drop_weights is true or false, not {quoted(drops)}")
         return self._step(ReleaseAsked(call.call_id, regions, drops))
 
     def _resume_memory(self, call: CallAsked) -> _Effects:
@@ -366,7 +369,7 @@ class Controls:
             return None
         known = list(Region)
         if not isinstance(tags, list | tuple) or any(tag not in known for tag in tags):
-            refusal = f"invalid tags {tags!r}; there are {', '.join(known)}"
+            refusal = f"invalid tags {quoted(tags)}; there are {', '.join(known)}"
             self._reply(call, False, refusal)
             return refusal
         return tuple(region for region in Region if region in tags)

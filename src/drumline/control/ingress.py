@@ -20,6 +20,7 @@ from drumline.contract.request import (
 )
 from drumline.contract.specs import DeviceSpecs
 from drumline.control.requests import CLIENT_ERROR, Admitted, Ending, Reason, Refusal, Request
+from drumline.core.errors import quoted
 from drumline.scheduler.events import RequestSpec
 
 MAX_TOP_LOGPROBS = 20
@@ -152,7 +153,7 @@ class Ingress:
         for call in asked.processors:
             if call.name not in limits.processors:
                 loaded = ", ".join(sorted(limits.processors)) or "none"
-                yield f"logits processor {call.name!r} is not loaded here; {loaded} is"
+                yield f"logits processor {quoted(call.name)} is not loaded here; {loaded} is"
         yield from _length_faults(asked)
         yield from _logprob_faults(asked, limits.vocab_size)
         yield from _sampling_faults(asked.sampling, limits.vocab_size)

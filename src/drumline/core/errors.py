@@ -10,6 +10,24 @@ None derives from ValueError or TypeError: msgspec folds those two into its own
 ValidationError when they are raised while a struct is being built.
 """
 
+import reprlib
+
+_MOST_CHARACTERS = 200
+
+
+def quoted(value: object) -> str:
+    """Return `value` as a complaint quotes it: its repr, with what is long left out."""
+    short = reprlib.Repr()
+    short.maxstring = short.maxother = short.maxlong = _MOST_CHARACTERS
+    short.maxlevel = 2
+    return excerpt(short.repr(value))
+
+
+def excerpt(text: str) -> str:
+    """Return `text` as a complaint repeats it, without the middle of what is long."""
+    half = _MOST_CHARACTERS // 2
+    return text if len(text) <= _MOST_CHARACTERS else f"{text[:half]}...{text[-half:]}"
+
 
 class DrumlineError(Exception):
     """Anything drumline raises on purpose."""

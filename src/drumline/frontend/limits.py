@@ -8,7 +8,7 @@ from typing import Self
 
 from msgspec import Struct
 
-from drumline.core.errors import RequestError
+from drumline.core.errors import RequestError, quoted
 from drumline.wire.handshake import Registration
 
 TOO_LONG = "context_length_exceeded"
@@ -97,7 +97,8 @@ class Limits(Struct, frozen=True, kw_only=True):
             stranger = next(id_ for id_ in ids if not 0 <= id_ < self.vocabulary)
             raise RequestError(
                 400,
-                f"token id {stranger} is outside the vocabulary of {self.vocabulary} tokens",
+                f"token id {quoted(stranger)} is outside the vocabulary of "
+                f"{self.vocabulary} tokens",
                 param=param,
                 code="invalid_token_id",
             )

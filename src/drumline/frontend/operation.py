@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Raw, Struct
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from drumline.core.errors import RequestError
+from drumline.core.errors import RequestError, excerpt
 from drumline.frontend.engine_control import Outcome
 from drumline.frontend.running import Running
 from drumline.frontend.web.errors import TOO_MANY
@@ -94,7 +94,9 @@ class Operation(Generic[T]):
         except msgspec.ValidationError as error:
             known = ", ".join(self._fields.__struct_fields__) or "no fields"
             raise RequestError(
-                400, f"{error}; {scope['path']} takes {known}", code="invalid_parameter"
+                400,
+                f"{excerpt(str(error))}; {scope['path']} takes {known}",
+                code="invalid_parameter",
             ) from None
 
 

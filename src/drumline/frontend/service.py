@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 
 from drumline.core.clock import SystemClock
 from drumline.core.config import ChatConfig, Config, ServerConfig
-from drumline.core.errors import RequestError
+from drumline.core.errors import RequestError, quoted
 from drumline.frontend.cache_states import CacheStates
 from drumline.frontend.desk import Desk, OneDesk
 from drumline.frontend.engine_control import Control, EngineControl
@@ -160,7 +160,7 @@ class Service:
             known = ", ".join(self.model_names)
             raise RequestError(
                 404,
-                f"there is no model {name!r} here; this server has: {known}",
+                f"there is no model {quoted(name)} here; this server has: {known}",
                 param="model",
                 code="model_not_found",
             )

@@ -7,6 +7,7 @@ beginning and `$` at the end.
 
 from typing import NoReturn
 
+from drumline.core.errors import quoted
 from drumline.grammar.bounds import (
     COUNT,
     MAX_NESTING,
@@ -98,7 +99,9 @@ def check_pattern(pattern: str) -> None:
         width = 2 if letter == "\\" else 1
         asked = pattern[place : place + width]
         if asked == '"' or asked < " " or (width > 1 and asked[1:] in '\\"ntrfvabxuUc0'):
-            raise RefusedGrammarError(f"{asked!r} outside of a character class is not supported")
+            raise RefusedGrammarError(
+                f"{quoted(asked)} outside of a character class is not supported"
+            )
         place += width
 
 

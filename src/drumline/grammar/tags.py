@@ -9,6 +9,7 @@ from typing import Any
 
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
+from drumline.core.errors import quoted
 from drumline.grammar.bounds import RefusedGrammarError
 from drumline.grammar.structures import of_structures
 from drumline.grammar.white_space import check_white_space
@@ -64,7 +65,7 @@ class _Lark:
             case "triggered_tags" if not format_.get("excludes"):
                 return self._triggered(format_)
         raise RefusedGrammarError(
-            f"the format {kind!r} of a structural tag is not supported with llguidance; "
+            f"the format {quoted(kind)} of a structural tag is not supported with llguidance; "
             "it may be with --grammar-backend xgrammar"
         )
 
@@ -114,7 +115,7 @@ class _Lark:
                 if isinstance(tag, dict) and str(tag.get("begin", "")).startswith(str(trigger))
             ]
             if not begun:
-                raise RefusedGrammarError(f"no tag begins with the trigger {trigger!r}")
+                raise RefusedGrammarError(f"no tag begins with the trigger {quoted(trigger)}")
             # Lazy: text ends at the first trigger in it.
             name = f"free_{len(self.rules)}"
             self.rules.append(f"{name}[lazy]: {_ANY_TEXT} {_quoted(trigger, 'trigger')}")

@@ -8,7 +8,7 @@ import socket
 import httpx
 from tests.fakes.http import CHAT, run, served, until
 
-from drumline.core.config import ServerConfig
+from drumline.core.config import ChatConfig, ServerConfig
 
 USER = {"role": "user", "content": "Hi"}
 
@@ -150,6 +150,41 @@ async def test_bad_requests_name_what_is_wrong(embedded):
         check(await it.complete(prompt="a", model="gpt-4"), 404, "model", "model_not_found")
         assert not it.fake.requests
         assert (await it.metrics())['drumline:http_refusals_total{status="404"}'] == 2
+
+
+@run
+async def test_what_is_quoted_of_a_long_value_is_its_ends(embedded):
+    long = "x" * 500_000
+    user = {"role": "user", "content": "Hi"}
+    template = (
+        "{% if messages[0].content[99:] %}{{ raise_exception(messages[0].content) }}{% endif %}"
+    )
+    async with served(embedded, chat=ChatConfig(chat_template=template)) as it:
+        for body, named in (
+            ({"model": long}, "no model 'xxx"),
+            ({"messages": [{"role": long, "content": "Hi"}]}, "messages[0].role is 'xxx"),
+            ({"messages": [{"role": "user", "content": [{"type": long}]}]}, "type is 'xxx"),
+            ({"messages": [{"role": "user", "content": long}]}, "messages: xxx"),
+            ({"tools": [{"type": long}]}, "tools[0].type: 'xxx"),
+            ({"tools": [TOOL], "tool_choice": {"type": "function", "name": long}}, "names 'xxx"),
+            ({"response_format": {"type": long}}, "response_format.type: 'xxx"),
+            ({"response_format": {"type": [[long[:999]] * 9] * 9}}, "response_format.type: [["),
+            ({"structured_outputs": {long: 1}}, "structured_outputs: 'xxx"),
+            ({"logit_bias": {long: 1}}, "logit_bias.xxx"),
+        ):
+            error = (await it.chat(**body)).json()["error"]
+            assert named in error["message"]
+            assert len(error["message"]) < 1000, named
+        for path, body, named in (
+            ("/v1/completions", {"prompt": [10**4000]}, "token id 1000"),
+            ("/v1/responses", {"input": [{"type": long}]}, "input[0].type: is 'xxx"),
+            ("/v1/messages", {"messages": [user | {"role": long}]}, "role: is 'xxx"),
+        ):
+            reply = await it.http.post(path, json={"max_tokens": 4} | body)
+            error = reply.json()["error"]
+            assert reply.status_code == 400
+            assert named in error["message"]
+            assert len(error["message"]) < 1000, named
 
 
 @run

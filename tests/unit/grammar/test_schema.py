@@ -91,6 +91,12 @@ def test_what_cannot_be_honoured_is_refused_by_its_name_and_place(schema, said):
     assert said in refusal(schema)
 
 
+def test_of_a_long_name_or_value_a_refusal_quotes_the_ends():
+    long = "x" * 500_000
+    for schema in ({"properties": {long: {"type": long}}}, {"$ref": long}, {"$ref": f"#/{long}"}):
+        assert len(refusal(schema)) < 1000
+
+
 @pytest.mark.parametrize(
     ("keyword", "said"),
     [

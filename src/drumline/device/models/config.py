@@ -4,13 +4,12 @@ It reads config.json or GGUF metadata, and refuses by name what the decoder
 does not compute. It touches no tensors.
 """
 
-import reprlib
 from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
 
-from drumline.core.errors import ConfigError
+from drumline.core.errors import ConfigError, quoted
 from drumline.core.gguf_file import GgufFile, TensorType
 
 
@@ -254,7 +253,7 @@ def _mapping(path: Path, values: dict[str, Any], key: str) -> dict[str, Any]:
 
 def _found(values: dict[str, Any], key: str) -> str:
     value = values.get(key)
-    return "lacks it" if value is None else f"has {reprlib.repr(value)}"
+    return "lacks it" if value is None else f"has {quoted(value)}"
 
 
 def _ids(path: Path, values: dict[str, Any], key: str) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from drumline.core.errors import RequestError
+from drumline.core.errors import RequestError, quoted
 from drumline.frontend.anthropic.schema import (
     CountRequest,
     InputBlock,
@@ -95,7 +95,7 @@ def _system(system: str | Sequence[InputBlock]) -> list[Message]:
 def _messages(name: str, message: InputMessage) -> list[Message]:
     content = message.content
     if message.role not in {"user", "assistant"}:
-        raise _refused(f"{name}.role", f"is {message.role!r}; known roles: user, assistant")
+        raise _refused(f"{name}.role", f"is {quoted(message.role)}; known roles: user, assistant")
     if isinstance(content, str):
         return [Message(message.role, content)]
     if message.role == "assistant":
@@ -153,7 +153,9 @@ def _texts(name: str, blocks: Sequence[InputBlock]) -> str:
 
 def _check_text(name: str, block: InputBlock) -> None:
     if block.type != "text":
-        raise _refused(f"{name}.type", f"is {block.type!r}, which this model does not take here")
+        raise _refused(
+            f"{name}.type", f"is {quoted(block.type)}, which this model does not take here"
+        )
     if block.text is None:
         raise _refused(f"{name}.text", "is missing")
 
@@ -166,7 +168,8 @@ def _continues(messages: Sequence[Message]) -> bool:
 def _tool(name: str, tool: InputTool) -> ToolDefinition:
     if tool.type != "custom":
         raise _refused(
-            f"{name}.type", f"is {tool.type!r}; tools of the server's own are not run, 'custom' is"
+            f"{name}.type",
+            f"is {quoted(tool.type)}; tools of the server's own are not run, 'custom' is",
         )
     return ToolDefinition(
         "function",
@@ -179,7 +182,9 @@ def _choice(choice: ToolChoice) -> str | dict[str, object]:
         return {"type": "function", "function": {"name": choice.name}}
     known = _CHOICES.get(choice.type)
     if known is None:
-        raise _refused("tool_choice.type", f"is {choice.type!r}; known: auto, any, tool, none")
+        raise _refused(
+            "tool_choice.type", f"is {quoted(choice.type)}; known: auto, any, tool, none"
+        )
     return known
 
 

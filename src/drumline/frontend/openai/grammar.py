@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from drumline.core.errors import RequestError
+from drumline.core.errors import RequestError, quoted
 from drumline.frontend.openai.schema import SamplingFields
 from drumline.wire.own_params import NAME
 
@@ -64,7 +64,7 @@ def _response_format(format_: dict[str, Any]) -> Found:
         case "structural_tag":
             return [(param, "structural_tag", format_)]
     raise _refused(
-        f"{param}.type", f"{kind!r} is not supported; {_FORMATS} are", "unsupported_parameter"
+        f"{param}.type", f"{quoted(kind)} is not supported; {_FORMATS} are", "unsupported_parameter"
     )
 
 
@@ -72,7 +72,7 @@ def _structured(asked: dict[str, Any]) -> Found:
     param = "structured_outputs"
     unknown = [name for name in asked if name not in _STRUCTURED]
     if unknown:
-        raise _refused(param, f"{unknown[0]!r} is not known; {', '.join(_STRUCTURED)} are")
+        raise _refused(param, f"{quoted(unknown[0])} is not known; {', '.join(_STRUCTURED)} are")
     return [(param, kind, value) for kind, value in asked.items() if value not in (None, False)]
 
 

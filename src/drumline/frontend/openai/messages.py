@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from drumline.core.errors import RequestError
+from drumline.core.errors import RequestError, quoted
 from drumline.frontend.openai.schema import Message, ToolCall
 
 _ROLES = {
@@ -35,7 +35,7 @@ def _template_message(name: str, message: Message) -> dict[str, Any]:
     if role is None:
         raise RequestError(
             400,
-            f"{name}.role is {message.role!r}; known roles: {', '.join(_ROLES)}",
+            f"{name}.role is {quoted(message.role)}; known roles: {', '.join(_ROLES)}",
             param=f"{name}.role",
             code="invalid_value",
         )
@@ -89,7 +89,7 @@ def _text(name: str, message: Message) -> str:
         if part.type != "text":
             raise RequestError(
                 400,
-                f"{where}.type is {part.type!r}; this model takes 'text' only",
+                f"{where}.type is {quoted(part.type)}; this model takes 'text' only",
                 param=f"{where}.type",
                 code="unsupported_content_part",
             )

@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from drumline.client.tool_calls import CallFormat, Forced, Tool, call_grammar
 from drumline.contract.grammar import GrammarKey
-from drumline.core.errors import RequestError
+from drumline.core.errors import RequestError, quoted
 from drumline.frontend.openai.schema import ChatRequest, ToolDefinition
 from drumline.frontend.parts.form import AnswerForm
 
@@ -46,7 +46,9 @@ def tool_use(request: ChatRequest, form: AnswerForm) -> ToolUse:
     names = [tool["function"]["name"] for tool in told]
     for index, name in enumerate(names):
         if name in names[:index]:
-            raise _refused(f"tools[{index}].function.name", f"{name!r} is the name of another tool")
+            raise _refused(
+                f"tools[{index}].function.name", f"{quoted(name)} is the name of another tool"
+            )
     parallel = request.parallel_tool_calls is not False
     most = None if parallel else 1
     if choice is Forced.AUTO:
@@ -110,7 +112,7 @@ def _told(index: int, tool: ToolDefinition) -> dict[str, Any]:
     if index >= MAX_TOOLS:
         raise _refused("tools", f"there are more than {MAX_TOOLS}", "array_above_max_length")
     if tool.type != "function":
-        raise _refused(f"{name}.type", f"{tool.type!r} is not known here; 'function' is")
+        raise _refused(f"{name}.type", f"{quoted(tool.type)} is not known here; 'function' is")
     function = tool.function
     if function is None:
         raise _refused(f"{name}.function", "is missing", "missing_required_parameter")

@@ -7,7 +7,7 @@ each other are one message of a chat. Nothing is stored, so a request holds its 
 from collections.abc import Sequence
 from typing import Any
 
-from drumline.core.errors import RequestError
+from drumline.core.errors import RequestError, quoted
 from drumline.frontend.openai.parameters import IGNORED, Refused, Rest
 from drumline.frontend.openai.parameters import REFUSED as PARAMETERS
 from drumline.frontend.openai.schema import (
@@ -116,7 +116,8 @@ def _message(name: str, item: InputItem, thought: str) -> Message:
             )
     raise _refused(
         f"{name}.type",
-        f"is {item.type!r}; message, reasoning, function_call and function_call_output are known",
+        f"is {quoted(item.type)}; message, reasoning, function_call and function_call_output are "
+        "known",
     )
 
 
@@ -136,7 +137,9 @@ def _text(name: str, content: str | Sequence[InputPart]) -> str:
         return content
     for index, part in enumerate(content):
         if part.type not in _TEXTS:
-            raise _refused(f"{name}[{index}].type", f"is {part.type!r}; this model takes text only")
+            raise _refused(
+                f"{name}[{index}].type", f"is {quoted(part.type)}; this model takes text only"
+            )
         if part.text is None:
             raise _refused(f"{name}[{index}].text", "is missing")
     return "\n".join(part.text or "" for part in content)
@@ -146,7 +149,7 @@ def _tool(name: str, tool: FunctionTool) -> ToolDefinition:
     if tool.type != "function":
         raise _refused(
             f"{name}.type",
-            f"is {tool.type!r}; tools of the server's own are not run, 'function' is",
+            f"is {quoted(tool.type)}; tools of the server's own are not run, 'function' is",
         )
     if tool.name is None:
         raise _refused(f"{name}.name", "is missing")

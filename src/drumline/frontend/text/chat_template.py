@@ -21,7 +21,7 @@ import jinja2.runtime
 import jinja2.sandbox
 
 from drumline.core.clock import SystemClock
-from drumline.core.errors import ConfigError, RequestError
+from drumline.core.errors import ConfigError, RequestError, excerpt
 
 _NO_VARIABLES: Mapping[str, Any] = {}
 _FLAG = "--chat-template"
@@ -177,7 +177,7 @@ class ChatTemplate:
         except Exception as error:
             raise RequestError(
                 400,
-                f"the model's chat template refuses these messages: {error}",
+                f"the model's chat template refuses these messages: {excerpt(str(error))}",
                 param="messages",
                 code="invalid_messages",
             ) from error

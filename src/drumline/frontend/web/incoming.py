@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import msgspec
 from starlette.types import Receive, Scope
 
-from drumline.core.errors import RequestError
+from drumline.core.errors import RequestError, excerpt
 
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 _AT = re.compile(r"^(?P<what>.*?)(?: - at `\$\.?(?P<where>.*)`)?$", re.DOTALL)
@@ -91,6 +91,7 @@ def decode_json(data: bytes, decoder: msgspec.json.Decoder[T]) -> T:
     except msgspec.ValidationError as error:
         found = _AT.match(str(error))
         what, where = (found["what"], found["where"]) if found else (str(error), None)
+        what = excerpt(what)
         missing = _MISSING.match(what)
         if missing:
             field = ".".join(part for part in (where, missing["field"]) if part)

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from drumline.core.errors import quoted
 from drumline.grammar.schema.words import (
     FLAT,
     OF_TYPE,
@@ -96,7 +97,7 @@ class Meeting:
 
     def _referred(self, pointer: Any, at: str) -> list[Schema]:
         if pointer in self._open:
-            raise refused(at, f"$ref {pointer!r} beside other keywords leads back to itself")
+            raise refused(at, f"$ref {quoted(pointer)} beside other keywords leads back to itself")
         target = self._resolve(pointer, at)
         self._open.append(pointer)
         try:
@@ -305,7 +306,7 @@ def _met_word(word: str, left: Schema, right: Schema, at: str) -> Any:
     if word in _LARGER or word in _SMALLER:
         for value in (one, other):
             if isinstance(value, bool) or not isinstance(value, int | float):
-                raise refused(at, f"{word} is {value!r}; it is a number")
+                raise refused(at, f"{word} is {quoted(value)}; it is a number")
         return max(one, other) if word in _LARGER else min(one, other)
     if word == "multipleOf" and isinstance(one, int) and isinstance(other, int) and one and other:
         return math.lcm(one, other)

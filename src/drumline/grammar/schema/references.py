@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
 
+from drumline.core.errors import excerpt, quoted
 from drumline.grammar.bounds import RefusedGrammarError
 
 Path = tuple[str, ...]
@@ -117,7 +118,7 @@ def _absolute(base: str, uri: str) -> str:
     try:
         return urldefrag(urljoin(base, uri)).url
     except ValueError as error:
-        raise RefusedGrammarError(f"{uri!r} is no URI: {error}") from None
+        raise RefusedGrammarError(f"{quoted(uri)} is no URI: {excerpt(str(error))}") from None
 
 
 def _parts(schema: dict[str, Any]) -> Iterator[tuple[Path, Any]]:

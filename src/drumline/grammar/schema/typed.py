@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from drumline.core.errors import quoted
 from drumline.grammar.bounds import RefusedGrammarError
 from drumline.grammar.regexes import check_pattern, check_regex
 from drumline.grammar.schema.meeting import both
@@ -183,7 +184,7 @@ def _string(flat: Schema, at: str) -> Schema:
             done["format"] = name
         else:
             known = ", ".join(sorted({*_FORMATS, *_PATTERNS, *_NARROWER}))
-            raise refused(at, f"format {asked!r} is not supported; {known} are")
+            raise refused(at, f"format {quoted(asked)} is not supported; {known} are")
     return done | present(minLength=least, maxLength=most)
 
 
@@ -230,7 +231,7 @@ def _multiple(flat: Schema, at: str) -> int | None:
     if step is None:
         return None
     if isinstance(step, bool) or not isinstance(step, int | float) or step <= 0:
-        raise refused(at, f"multipleOf is {step!r}; it is a number above 0")
+        raise refused(at, f"multipleOf is {quoted(step)}; it is a number above 0")
     if step != int(step) or step > MAX_MULTIPLE:
         raise refused(
             at, f"multipleOf {step} is not supported; whole numbers up to {MAX_MULTIPLE} are"
@@ -274,7 +275,7 @@ def _object(flat: Schema, at: str, write: Write) -> Schema:
     for name in required:
         if name not in properties:
             if others is False:
-                raise nothing_fits(at, f"required names {name!r}, which is no property")
+                raise nothing_fits(at, f"required names {quoted(name)}, which is no property")
             part = True if others is None else others
             properties[name] = write(part, f"{at}/additionalProperties")
     if others is None:

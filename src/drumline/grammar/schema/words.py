@@ -6,6 +6,7 @@ It knows single keywords, not what several of them mean together.
 from collections.abc import Hashable, Iterator, Mapping
 from typing import Any
 
+from drumline.core.errors import excerpt, quoted
 from drumline.grammar.bounds import RefusedGrammarError
 
 Schema = dict[str, Any]
@@ -86,12 +87,12 @@ class NothingFitsError(RefusedGrammarError):
 
 def refused(at: str, why: str) -> RefusedGrammarError:
     """Return the refusal of what stands at `at`."""
-    return RefusedGrammarError(f"at {at}: {why}")
+    return RefusedGrammarError(f"at {excerpt(at)}: {why}")
 
 
 def nothing_fits(at: str, why: str) -> NothingFitsError:
     """Return the refusal of what no value fits."""
-    return NothingFitsError(f"at {at}: {why}")
+    return NothingFitsError(f"at {excerpt(at)}: {why}")
 
 
 def check_honoured(schema: Schema, at: str) -> None:
@@ -134,7 +135,7 @@ def types_of(schema: Schema, at: str) -> list[str] | None:
     asked = schema["type"]
     types = asked if isinstance(asked, list) else [asked]
     if not types or not all(isinstance(type_, str) and type_ in OF_TYPE for type_ in types):
-        raise refused(at, f"type is {asked!r}; types are {', '.join(OF_TYPE)}")
+        raise refused(at, f"type is {quoted(asked)}; types are {', '.join(OF_TYPE)}")
     return list(dict.fromkeys(types))
 
 
@@ -144,7 +145,7 @@ def count(schema: Mapping[str, Any], word: str, at: str) -> int | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or value % 1 != 0:
-        raise refused(at, f"{word} is {value!r}; it is a whole number")
+        raise refused(at, f"{word} is {quoted(value)}; it is a whole number")
     if not 0 <= value <= MAX_COUNT:
         raise refused(at, f"{word} is {value}; 0 to {MAX_COUNT} are supported")
     return int(value)
@@ -171,7 +172,7 @@ def bound(schema: Schema, word: str, at: str) -> float | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise refused(at, f"{word} is {value!r}; it is a number")
+        raise refused(at, f"{word} is {quoted(value)}; it is a number")
     if not abs(value) <= MAX_NUMBER:  # true of a NaN, too
         raise refused(at, f"{word} is beyond 2^53, which is not supported")
     return value

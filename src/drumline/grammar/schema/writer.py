@@ -8,6 +8,7 @@ language asks.
 import json
 from typing import Any, NoReturn
 
+from drumline.core.errors import quoted
 from drumline.grammar.bounds import RefusedGrammarError, check_json_nesting, check_size
 from drumline.grammar.schema.meeting import Meeting
 from drumline.grammar.schema.references import localized
@@ -146,12 +147,14 @@ class _Writer:
             pointer = target["$ref"]
             if not pointer.startswith("#"):
                 return
-        raise refused(at, f"$ref {pointer!r} leads back to itself")
+        raise refused(at, f"$ref {quoted(pointer)} leads back to itself")
 
     def _target(self, pointer: Any, at: str) -> Any:
         """Return the schema that a reference leads to."""
         if not isinstance(pointer, str) or not (pointer == "#" or pointer.startswith("#/")):
-            raise refused(at, f"$ref {pointer!r}: only references into the schema are supported")
+            raise refused(
+                at, f"$ref {quoted(pointer)}: only references into the schema are supported"
+            )
         found = self._root
         for step in pointer.split("/")[1:]:
             key = _unescaped(step)
@@ -160,9 +163,11 @@ class _Writer:
             elif isinstance(found, list) and key.isdecimal() and int(key) < len(found):
                 found = found[int(key)]
             else:
-                raise refused(at, f"$ref {pointer!r}: there is no such schema")
+                raise refused(at, f"$ref {quoted(pointer)}: there is no such schema")
             if isinstance(found, dict) and isinstance(found.get("$id"), str):
-                raise refused(at, f"$ref {pointer!r} leads into a schema with an $id of its own")
+                raise refused(
+                    at, f"$ref {quoted(pointer)} leads into a schema with an $id of its own"
+                )
         return found
 
 
