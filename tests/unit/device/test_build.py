@@ -214,6 +214,28 @@ def test_a_broken_checkpoint_is_refused_by_name(checkpoint, thread, tmp_path):
         builder.build(small_config(tmp_path), thread)
 
 
+@pytest.mark.parametrize(
+    ("claimed", "said"),
+    [
+        ({"vocab_size": 10**8}, "tensor model.embed_tokens.weight has shape"),
+        ({"num_hidden_layers": 10_000}, "lacks the tensor model.layers.3."),
+        ({"head_dim": 1 << 20}, "tensor model.layers.0.self_attn.q_proj.weight has shape"),
+        ({"intermediate_size": 1 << 30}, "tensor model.layers.0.mlp.gate_proj.weight has shape"),
+    ],
+)
+def test_sizes_that_no_memory_holds_are_refused_over_the_file_that_claims_them(
+    checkpoint, thread, tmp_path, claimed, said
+):
+    source = checkpoint("llama")[1]
+    config = json.loads((source / "config.json").read_text())
+    (tmp_path / "model.safetensors").symlink_to(source / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(config | claimed))
+    with pytest.raises(ConfigError) as refusal:
+        builder.build(small_config(tmp_path), thread)
+    assert str(tmp_path) in str(refusal.value)
+    assert said in str(refusal.value)
+
+
 def test_stopping_runs_what_was_queued_and_is_idempotent():
     thread, ran = ForwardThread(), []
     thread.submit(lambda: ran.append(1))

@@ -95,11 +95,17 @@ def test_a_file_that_is_cut_short_leaves_the_old_weights_serving(rig, other, tmp
     for file in other.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     tensors = safetensors.torch.load_file(other / "model.safetensors")
-    del tensors["model.layers.2.mlp.up_proj.weight"]
+    del tensors["model.layers.2.input_layernorm.weight"]
     safetensors.torch.save_file(tensors, tmp_path / "model.safetensors")
     assert rig.plane.open_weights(DiskWeights(str(tmp_path))) is None
-    assert "lacks the tensor model.layers.2.mlp.up_proj.weight" in rig.plane.load_weights()
+    assert "lacks the tensor model.layers.2.input_layernorm.weight" in rig.plane.load_weights()
     rig.plane.settle_weights(False)
+    assert head(rig) is before
+    # A matrix is missed before anything is made ready for it.
+    del tensors["model.layers.2.mlp.up_proj.weight"]
+    safetensors.torch.save_file(tensors, tmp_path / "model.safetensors")
+    refusal = rig.plane.open_weights(DiskWeights(str(tmp_path)))
+    assert "lacks the tensor model.layers.2.mlp.up_proj.weight" in refusal
     assert head(rig) is before
 
 

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from drumline.core.errors import ConfigError
-from drumline.core.gguf_file import BLOCKS, GgufFile
+from drumline.core.gguf_file import BLOCKS, GgufFile, TensorEntry
 from drumline.device.weights.dequantize import dequantize
 from drumline.device.weights.repack import packs
 from drumline.device.weights.source import Cut, Span, StoredBlocks, all_of, stored_shape
@@ -68,6 +68,10 @@ class GgufWeights:
     def has(self, name: str) -> bool:
         return gguf_name(name) in self._file.tensors
 
+    def check(self, name: str, shape: tuple[int, ...]) -> None:
+        """Raise ConfigError naming the file unless it says it holds `name` in this shape."""
+        self._entry(gguf_name(name), shape)
+
     def read(self, name: str, out: Tensor, cut: Cut | None = None) -> None:
         stored = gguf_name(name)
         expected = stored_shape(out, cut)
@@ -121,7 +125,7 @@ class GgufWeights:
             self._read(stored, shape, Span(start, stop, shape[0]), rows)
             out[start:stop] = rows[:, columns.start : columns.stop]
 
-    def _read(self, stored: str, shape: tuple[int, ...], rows: Span, out: Tensor) -> None:
+    def _entry(self, stored: str, shape: tuple[int, ...]) -> TensorEntry:
         entry = self._file.tensors.get(stored)
         if entry is None:
             raise ConfigError(str(self._file.path), f"lacks the tensor {stored} of shape {shape}")
@@ -130,6 +134,10 @@ class GgufWeights:
                 str(self._file.path),
                 f"tensor {stored} has shape {entry.shape}; its metadata make it {shape}",
             )
+        return entry
+
+    def _read(self, stored: str, shape: tuple[int, ...], rows: Span, out: Tensor) -> None:
+        entry = self._entry(stored, shape)
         first = entry.offset + entry.bytes * rows.start // rows.whole
         last = entry.offset + entry.bytes * rows.stop // rows.whole
         data = torch.from_numpy(self._data[first:last])

@@ -38,26 +38,37 @@ class SafetensorsWeights:
     ) -> StoredBlocks | None:
         return None
 
+    def check(self, name: str, shape: tuple[int, ...]) -> None:
+        """Raise ConfigError naming the file unless it says it holds `name` in this shape."""
+        self._stored(name, shape)
+
     def read(self, name: str, out: Tensor, cut: Cut | None = None) -> None:
-        place = self._places.get(name)
-        expected = stored_shape(out, cut)
-        if place is None:
-            raise ConfigError(str(self._directory), f"lacks the tensor {name} of shape {expected}")
-        path = self._directory / place
+        stored = self._stored(name, stored_shape(out, cut))
+        path = self._directory / self._places[name]
         try:
-            stored = self._files[place].get_slice(name)
-            shape = tuple(stored.get_shape())
-            if shape != expected:
-                raise ConfigError(
-                    str(path),
-                    f"tensor {name} has shape {shape}; config.json makes it {expected}",
-                )
             tensor = _part(stored, cut)
         except SafetensorError as error:
             raise ConfigError(str(path), f"tensor {name} cannot be read: {error}") from error
         if not tensor.is_floating_point():
             raise ConfigError(str(path), f"tensor {name} holds {tensor.dtype}, expected floats")
         out.copy_(tensor)
+
+    def _stored(self, name: str, expected: tuple[int, ...]) -> Any:
+        """Return a tensor of a shape, of which nothing is read yet."""
+        place = self._places.get(name)
+        if place is None:
+            raise ConfigError(str(self._directory), f"lacks the tensor {name} of shape {expected}")
+        path = self._directory / place
+        try:
+            stored = self._files[place].get_slice(name)
+            shape = tuple(stored.get_shape())
+        except SafetensorError as error:
+            raise ConfigError(str(path), f"tensor {name} cannot be read: {error}") from error
+        if shape != expected:
+            raise ConfigError(
+                str(path), f"tensor {name} has shape {shape}; config.json makes it {expected}"
+            )
+        return stored
 
     def _open_shards(self) -> None:
         index = self._directory / _INDEX
