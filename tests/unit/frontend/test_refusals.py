@@ -106,6 +106,8 @@ BAD_CHATS = [
     ({"regex": 7}, "regex", "invalid_type"),
     ({"seed": 1.5}, "seed", "invalid_type"),
     ({"stream": "yes"}, "stream", "invalid_type"),
+    ({"messages": [{"role": "user", "content": "a"}] * 4097}, "messages",
+     "array_above_max_length"),
     ({"messages": [{"role": "user", "content": "word " * 3000}]}, "messages",
      "context_length_exceeded"),
     ({"messages": [{"role": "user", "content": "word " * 300_000}]}, "messages",

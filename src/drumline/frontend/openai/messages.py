@@ -8,6 +8,9 @@ import msgspec
 from drumline.core.errors import RequestError, quoted
 from drumline.frontend.openai.schema import Message, ToolCall
 
+MAX_MESSAGES = 4096
+"""Templates are rendered on the event loop, where streams wait for it meanwhile."""
+
 _ROLES = {
     "system": "system",
     "developer": "system",  # the newer name; templates know the older one
@@ -26,6 +29,11 @@ def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
         raise RequestError(
             400, "messages is empty; at least one message is needed", param="messages",
             code="empty_array",
+        )  # fmt: skip
+    if len(messages) > MAX_MESSAGES:
+        raise RequestError(
+            400, f"messages has {len(messages)} entries; {MAX_MESSAGES} are allowed",
+            param="messages", code="array_above_max_length",
         )  # fmt: skip
     return [_template_message(f"messages[{index}]", turn) for index, turn in enumerate(messages)]
 
