@@ -23,11 +23,15 @@ RANKS_A_CORE = 8
 """More ranks than that on one processor core would only wait for each other."""
 
 
-def check(config: Config, files: ModelFiles) -> None:
-    """Raise ConfigError naming the flag, or the file, for which there is no engine."""
+def check(config: Config, files: ModelFiles) -> DecoderConfig:
+    """Return what the checkpoint says of its model.
+
+    Raises ConfigError naming the flag, or the file, for which there is no engine.
+    """
     check_ranks(config.parallel, os.cpu_count() or 1)
     check_nodes(config)
-    check_model(config, decoder_of(files))
+    decoder = decoder_of(files)
+    check_model(config, decoder)
     stages = config.parallel.pipeline_parallel_size
     if stages > 1 and not config.schedule.overlap_schedule:
         _log.warning(
@@ -37,6 +41,22 @@ def check(config: Config, files: ModelFiles) -> None:
         )
     if config.chat.chat_template is not None:
         ChatTemplate(given_template(config.chat.chat_template), bos_token="", eos_token="")
+    return decoder
+
+
+def warn_of_strange_ids(tokenizer_ids: int, model_ids: int) -> None:
+    """Log that a tokenizer has ids that the model has no vectors for, if it has some.
+
+    It is no error: checkpoints that add tokens which no prompt needs are served all the same.
+    """
+    if tokenizer_ids > model_ids:
+        _log.warning(
+            "the tokenizer has %d ids, the model's vocabulary %d: prompts with an id of %d or more "
+            "cannot be served, so the tokenizer may be another model's",
+            tokenizer_ids,
+            model_ids,
+            model_ids,
+        )
 
 
 def check_ranks(parallel: ParallelConfig, cores: int) -> None:

@@ -17,7 +17,7 @@ from drumline.core.errors import ConfigError, DrumlineError, PeerError
 from drumline.core.model_files import ModelFiles, find_model
 from drumline.frontend.service import Service
 from drumline.frontend.text.load import load_tokenizer
-from drumline.launcher.checks import check
+from drumline.launcher.checks import check, warn_of_strange_ids
 from drumline.launcher.nodes import frontend_host
 from drumline.launcher.rank_process import Ahead
 from drumline.launcher.ranks import OnStep, Ranks
@@ -60,7 +60,7 @@ class Engine:
         if config.parallel.node > 0:
             raise ConfigError("--node-rank", "other machines than the first run `drumline serve`")
         self.files: ModelFiles = find_model(config.model.model)
-        check(config, self.files)
+        self._model_ids = check(config, self.files).vocab_size
         self.config: Config = settled(config, self.files, quiet=quiet)
         parallel = self.config.parallel
         self.client = EngineClient(
@@ -78,6 +78,7 @@ class Engine:
         tokenizer, registration = await asyncio.gather(
             asyncio.to_thread(load_tokenizer, self.files), self.registered()
         )
+        warn_of_strange_ids(tokenizer.vocab_size, self._model_ids)
         model = self.config.model
         return Service(
             self.config.server,
