@@ -48,12 +48,14 @@ Bearer KEY` or as `X-Api-Key`.
 ERRORS = """## Errors
 
 `{"error": {"message", "type", "param", "code"}}`; Anthropic's routes have theirs. In a stream an error
-is the last event, followed by `[DONE]`. `X-Request-Id` is taken, and is in every reply.
+is the last event, followed by `[DONE]`. `X-Request-Id` is taken, and is in every reply. Of a
+long value a message quotes the ends.
 
 | status | code | when |
 |---|---|---|
 | 400 | `invalid_json`, `invalid_type`, `missing_required_parameter` | the body cannot be read; `param` is the field |
 | 400 | `…_below_min_value`, `…_above_max_value`, `invalid_value`, … | a value is out of its range |
+| 400 | `array_above_max_length` | too many entries: 4,096 messages are taken, 128 tools |
 | 400 | `unsupported_parameter` | see below |
 | 400 | `context_length_exceeded`, `kv_pool_exceeded` | prompt and answer do not fit, with the numbers |
 | 401, 403 | `missing_api_key`, `invalid_api_key`; `insufficient_permissions` | a key is needed; another one is |
