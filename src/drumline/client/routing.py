@@ -163,17 +163,17 @@ def policy_of(method: LoadBalance, granularity: int) -> Policy:
 def pinned(rank: int | None, engines: int) -> int | None:
     """Return the engine that a request's `data_parallel_rank` names, or None for any.
 
-    Raises RequestError for a rank that does not exist.
+    A lone engine takes everything, whatever the pin says. Raises RequestError for a
+    rank that does not exist.
     """
-    if rank is None:
+    if rank is None or engines == 1:
         return None
     if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < engines:
         raise RequestError(
             400,
             f"data_parallel_rank is {quoted(rank)}; it must be a whole number from 0 to "
-            f"{engines - 1}, the data-parallel ranks here being {engines}",
+            f"{engines - 1}",
             param="data_parallel_rank",
-            code="invalid_value",
         )
     return rank
 

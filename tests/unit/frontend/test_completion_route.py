@@ -138,22 +138,6 @@ async def test_a_pin_decides_which_engine_answers_and_one_that_is_not_there_is_r
 
 
 @run
-async def test_a_pin_to_another_than_a_lone_engine_is_refused(embedded):
-    async with served(embedded) as it:
-        for wrong in (1, -1, 2**63):
-            for ask in (
-                it.complete(prompt="x", data_parallel_rank=wrong),
-                it.chat(data_parallel_rank=wrong),
-            ):
-                reply = await ask
-                assert reply.status_code == 400
-                error = reply.json()["error"]
-                assert error["param"] == "data_parallel_rank"
-                assert "ranks here being 1" in error["message"]
-        assert not it.fake.requests
-
-
-@run
 async def test_requests_without_a_pin_are_spread_over_the_engines(embedded):
     async with served(embedded, says="yes", engines=3) as it:
         for _ in range(6):
