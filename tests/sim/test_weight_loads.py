@@ -73,9 +73,8 @@ def test_where_one_rank_cannot_none_does_and_nothing_is_flushed_unless_it_broke_
         owner = fleet.owner(engine)
         (success, message), version = (said(owner)[call] for call in (0, 1))
         assert not success
-        own = engine == layout.data_index(poor)
-        verb = "could not" if opens else "cannot"
-        assert message == ("no such tensor" if own else f"another rank {verb} load these weights")
+        # Every engine's frontend hears the reason, wherever the rank is.
+        assert message == "no such tensor"
         assert version == (True, "default")
         assert owner.answer(f"r{engine}-40").cached_tokens == (0 if opens else 16)
 

@@ -26,6 +26,7 @@ from drumline.device.weights.gguf import gguf_name
 from drumline.frontend.text.gguf_tokenizer import gguf_tokenizer
 
 from .conftest import Rig, ints
+from .plain_english import TEXTS
 from .small_rank import SmallDevice, SmallRank
 
 PROMPTS = 20
@@ -98,35 +99,10 @@ def test_greedy_ids_of_twenty_prompts_are_those_of_transformers(transformers_mod
         assert logits[0, len(prompt) - 1 :].argmax(1).tolist() == ours
 
 
-TEXT = """The ferry to the island leaves at seven in the morning, when the fog still lies on the
-water and the gulls sit in rows along the harbour wall. Most of the passengers are fishermen on
-their way home, with baskets that smell of salt and diesel. A few are teachers, who rent rooms
-above the bakery from Monday to Friday and spend their evenings correcting papers by the light of
-a single lamp. Nobody talks much before the first coffee.
-
-In 1924 an engineer from the mainland measured the depth of the strait at forty-two points. His
-notebook, which is kept in the town library, says that a bridge of six arches could be built for
-less than the price of two new ships, provided that the stone came from the quarry behind the
-church. The council thanked him, paid him for three weeks of work, and bought the ships. They
-were called Hope and Patience, and the second one sank in its first winter.
-
-To make the soup that is served on board, cut two onions and a leek into thin rings and let them
-soften in butter. Add a spoonful of flour, stir, and pour in a litre of stock, a little at a time,
-so that no lumps form. After twenty minutes put in the potatoes, and when they are almost done,
-the fish. It must not boil any more from then on. Salt it at the very end, because the stock is
-salty already, and hand it round with dark bread.
-
-When a computer program sorts a list, it compares pairs of entries and swaps those that stand in
-the wrong order. The simplest way to do this looks at every pair again and again; it is easy to
-understand and slow for long lists. A better one cuts the list in halves, sorts each half in the
-same way, and then merges the two. For a million entries the difference is that between a second
-and most of a day. The islanders, who sort letters by hand, do it by street."""
-
-
-def logits_of_text(quantization, kept):
-    """Return the text's ids and what the model makes of each, as log probabilities."""
+def logits_of_texts(quantization, kept):
+    """Return each text's ids, and what the model makes of each of these, as log probabilities."""
     tokenizer = gguf_tokenizer(read_gguf(find_model(None).path))
-    ids = torch.tensor(tokenizer.encode(TEXT, add_special=False))
+    texts = [torch.tensor(tokenizer.encode(text, add_special=False)) for text in TEXTS]
     device = Rig(
         Config(
             model=ModelConfig(dtype=Dtype.FLOAT32, quantization=quantization),
@@ -136,15 +112,15 @@ def logits_of_text(quantization, kept):
     )
     try:
         assert device.built.specs.kv_dtype == kept
-        logits = device.thread.call(partial(_logits_of, device, ids))
+        logits = [device.thread.call(partial(_logits_of, device, ids)) for ids in texts]
     finally:
         device.plane.shutdown()
-    return ids, logits.log_softmax(1)
+    return texts, [each.log_softmax(1) for each in logits]
 
 
 @pytest.fixture(scope="module")
 def in_floats():
-    return logits_of_text(Quantization.NONE, KvCacheDtype.FLOAT32)
+    return logits_of_texts(Quantization.NONE, KvCacheDtype.FLOAT32)
 
 
 @pytest.mark.parametrize(
@@ -152,25 +128,29 @@ def in_floats():
     [
         (Quantization.GGUF, KvCacheDtype.FLOAT32, 0.004, 0.06),
         (Quantization.GGUF, KvCacheDtype.BFLOAT16, 0.004, 0.06),
-        (Quantization.GGUF, KvCacheDtype.INT8, 0.004, 0.06),
-        (Quantization.NONE, KvCacheDtype.INT8, 0.001, 0.02),
+        (Quantization.GGUF, KvCacheDtype.INT8, 0.004, 0.15),
+        (Quantization.NONE, KvCacheDtype.INT8, 0.001, 0.04),
     ],
 )
 @torch.inference_mode()
 def test_what_is_stored_small_is_as_good_as_floats_of_it(in_floats, quantization, kept, mean, most):
-    ids, exact = in_floats
-    assert len(ids) > 380
-    _, ours = logits_of_text(quantization, kept)
-    following = ids[1:].unsqueeze(1)
-    lost = [-each[:-1].gather(1, following).mean() for each in (exact, ours)]
+    texts, in_full = in_floats
+    assert all(len(ids) > 380 for ids in texts)
+    _, in_small = logits_of_texts(quantization, kept)
+    following = torch.cat([ids[1:] for ids in texts]).unsqueeze(1)
+    lost = [
+        -torch.cat([each[:-1] for each in logits]).gather(1, following).mean()
+        for logits in (in_full, in_small)
+    ]
+    exact, ours = torch.cat(in_full), torch.cat(in_small)
     assert abs(float((lost[1] - lost[0]).exp()) - 1) < 0.01
     divergence = (exact.exp() * (exact - ours)).sum(1)
     assert float(divergence.mean()) <= mean
-    # The first token of a text, on which attention rests, is the least exact one.
+    # Where the next word is open, a token here and there is far less exact than most.
     assert float(divergence.max()) < most
     best = exact.topk(2, 1)
     sure = best.values[:, 0] - best.values[:, 1] > 0.5
-    assert int(sure.sum()) > 100
+    assert int(sure.sum()) > 300
     assert torch.equal(ours.argmax(1)[sure], best.indices[:, 0][sure])
 
 
