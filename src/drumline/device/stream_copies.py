@@ -72,26 +72,32 @@ class StreamCopies:
         self._landings.stop(_END_S)
 
     def store(self, pool: HostPool, moves: Iterable[BlockMoves], ended: Task) -> None:
-        event = self._begin(pool.blocks, self._kv.bytes, *pool.taking(self._kv, moves))
-        self._expect(event, ended)
+        event = self._store(pool, moves, ended)
         # What is stored is given away: nothing may write there before it was read.
         torch.cuda.current_stream().wait_event(event)
 
     def begin_store(self, pool: HostPool, moves: Iterable[BlockMoves], ended: Task) -> None:
-        event = self._begin(pool.blocks, self._kv.bytes, *pool.taking(self._kv, moves))
-        self._expect(event, ended)
+        self._store(pool, moves, ended)
 
     def load(self, pool: HostPool, moves: Sequence[BlockMoves], ended: Task) -> _Load | None:
-        event = self._begin(self._kv.bytes, pool.blocks, *pool.giving(self._kv, moves))
+        event = self._load(pool, moves)
         self._expect(event, ended)
         return _Load(event)
 
     def restore(self, parts: Sequence[tuple[HostPool, Iterable[BlockMoves]]], ended: Task) -> None:
         event = None
         for pool, moves in parts:
-            event = self._begin(self._kv.bytes, pool.blocks, *pool.giving(self._kv, moves))
+            event = self._load(pool, moves)
         assert event is not None, "a restore of nothing"
         self._expect(event, ended)
+
+    def _store(self, pool: HostPool, moves: Iterable[BlockMoves], ended: Task) -> torch.cuda.Event:
+        event = self._begin(pool.blocks, self._kv.bytes, *pool.taking(self._kv, moves))
+        self._expect(event, ended)
+        return event
+
+    def _load(self, pool: HostPool, moves: Iterable[BlockMoves]) -> torch.cuda.Event:
+        return self._begin(self._kv.bytes, pool.blocks, *pool.giving(self._kv, moves))
 
     def _begin(
         self, into: Tensor, out_of: Tensor, sources: IntArray, targets: IntArray
